@@ -1,0 +1,58 @@
+"""Distributed PyTorch training on Ray: same job, same numbers.
+
+The names a job file needs load in a moment. What needs torch or Ray (``Loss``, ``run``, the parts
+for an own loop) is imported when it is first asked for, so that a wrong job file is refused in well
+under two seconds: see docs/decisions/0003-lazy-top-level.md.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rayway.errors import RaywayError
+from rayway.spec.job import (
+    BatchSpec,
+    CheckpointSpec,
+    DataSpec,
+    EvaluateSpec,
+    Job,
+    ModelSpec,
+    OptimSpec,
+    ScaleSpec,
+)
+
+if TYPE_CHECKING:
+    from rayway.launch.fit import RunResult, resume, run
+    from rayway.train.loss import Loss
+    from rayway.train.own import OwnLoop
+
+_LATER = {
+    "Loss": "rayway.train.loss",
+    "OwnLoop": "rayway.train.own",
+    "RunResult": "rayway.launch.fit",
+    "resume": "rayway.launch.fit",
+    "run": "rayway.launch.fit",
+}
+
+__all__ = [
+    "BatchSpec",
+    "CheckpointSpec",
+    "DataSpec",
+    "EvaluateSpec",
+    "Job",
+    "Loss",
+    "ModelSpec",
+    "OptimSpec",
+    "OwnLoop",
+    "RaywayError",
+    "RunResult",
+    "ScaleSpec",
+    "resume",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name of the upper floors when it is first used (PEP 562)."""
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'rayway' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Checkpoints: when to save, what a save is made of, and the commit that makes it exist."""

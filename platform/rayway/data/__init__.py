@@ -1,0 +1,1 @@
+"""Sharded Parquet as batches whose order depends on the job alone."""

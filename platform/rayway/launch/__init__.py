@@ -1,0 +1,1 @@
+"""From a job to attempts on a cluster to a result."""

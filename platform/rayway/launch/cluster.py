@@ -1,0 +1,167 @@
+"""A Ray cluster on this machine for the length of one run: private, quiet, and gone afterwards.
+
+All of Ray's settings are made here, each with its reason. The cluster has a folder and a token of
+its own and listens on loopback only, so it neither finds another Ray on the machine nor is found by
+one. Its processes die with this one, also when it is killed with SIGKILL: the kernel tells them.
+
+The head node is started through Ray's own ``Node``, as its cluster_utils does. ``ray.init`` would
+bind to the machine's outer address, and start an autoscaler and a log monitor that a run on one
+machine has no use for.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import ray
+from ray._private import ray_constants
+from ray._private.authentication.authentication_token_setup import _enable_token_auth
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+from ray._raylet import AuthenticationTokenLoader
+
+from rayway.errors import ClusterError
+
+LOOPBACK = "127.0.0.1"
+_FOLDER_PREFIX = "rayway-"
+_OBJECT_STORE_BYTES = 200_000_000  # nothing but the job's description travels through it
+_ABANDONED_AFTER_S = 60
+
+_SETTINGS = {
+    # the default of 15 lets any other process on the machine starve training
+    "RAY_worker_niceness": "0",
+    # workers stay in the folder the command was given in, so relative paths mean the same
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # how late the end of training, or of a worker, is noticed; the default of 2 s is felt
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    # each is a process, a port or a log file that a run on one machine does not need
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_enable_metrics_collection": "0",
+    # it prints every line of a worker twice
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # nothing leaves the machine
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # despite its name, on any system: addresses of this host are loopback addresses
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # a warning at each start, about a default that is to change
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
+    """Start a Ray cluster on this machine and connect to it; at the end nothing of it is left.
+
+    Enter it on a thread that outlives the cluster: its processes die with that thread.
+
+    Args:
+        cpus: CPUs the cluster has to give.
+        start_timeout_s: Seconds a group of workers may take to start.
+
+    Raises:
+        ClusterError: Ray did not start, or this process is connected to another Ray.
+    """
+    if ray.is_initialized():
+        raise ClusterError(
+            "This process is connected to a Ray cluster already, and rayway starts one of its own. "
+            "Call ray.shutdown() first."
+        )
+    _remove_folders_of_the_dead()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+    node: Node | None = None
+    settings = {
+        **_SETTINGS,
+        "RAY_AUTH_TOKEN_PATH": str(_write_token(folder)),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(start_timeout_s),
+    }
+    try:
+        with _environment(settings):
+            try:
+                node = _start_head(folder, cpus=cpus)
+                ray.init(
+                    address=node.gcs_address,
+                    log_to_driver=False,  # what workers print goes into the run folder
+                    logging_level=logging.CRITICAL,
+                )
+            except Exception as error:
+                raise ClusterError(
+                    f"Ray did not start on this machine: {error}. Look for a full disk, too little "
+                    f"memory, or a limit on processes."
+                ) from error
+            yield
+    finally:
+        ray.shutdown()
+        if node is not None:
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ray_folder() -> Path:
+    """Return a folder for what Ray writes of its own accord; it goes with the cluster."""
+    return Path(ray._private.worker._global_node.get_session_dir_path()) / "train"
+
+
+def _start_head(folder: Path, *, cpus: int) -> Node:
+    return Node(
+        RayParams(
+            node_ip_address=LOOPBACK,
+            dashboard_host=LOOPBACK,
+            dashboard_agent_listen_port=None,  # any free port: two runs may share a machine
+            gcs_server_port=0,
+            num_cpus=cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,  # nothing here needs it, see gang.py
+            include_log_monitor=False,
+            no_monitor=True,  # the autoscaler
+            temp_dir=str(folder),
+        ),
+        head=True,
+        shutdown_at_exit=False,  # local_cluster does it
+        spawn_reaper=True,
+    )
+
+
+def _write_token(folder: Path) -> Path:
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    return token
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Apply Ray's settings to this process, which may have imported Ray long ago, and undo them."""
+    touched = (*settings, "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    before = {name: os.environ.pop(name, None) for name in touched}
+    clustered = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(settings)
+    AuthenticationTokenLoader.instance().reset_cache()  # it may hold an earlier cluster's token
+    _enable_token_auth()
+    ray_constants.ENABLE_RAY_CLUSTER = False  # what the variable above sets in the other processes
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clustered
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Remove the folders of runs that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
+        abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
+        if abandoned and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

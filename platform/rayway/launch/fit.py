@@ -1,0 +1,375 @@
+"""A job from its start, or from its newest checkpoint, to an end that has a name.
+
+A run is a sequence of attempts. Each takes the next number in the run folder, starts workers and
+waits for them; ``attempts.py`` says whether another one follows. What happened is in the folder,
+not in this process: a run whose command was killed is resumed by another command, the same way.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from rayway.checkpoint.catalog import committed
+from rayway.data.index import Index
+from rayway.errors import RaywayError, SpecError, TrainingError
+from rayway.launch.attempts import Again, Life, plan_next
+from rayway.launch.follow import Follower, stop_on_signal
+from rayway.launch.preflight import Prepared, check_scale, prepare
+from rayway.spec.code import enter_code_root
+from rayway.spec.job import Job
+from rayway.spec.load import Resolved, job_from_json, job_to_json, resolve_job
+from rayway.storage.objects import Objects
+from rayway.storage.runs import (
+    DATA_KEY,
+    STOP_KEY,
+    RunFolder,
+    attempt_key,
+    find_run,
+    new_run_id,
+)
+from rayway.telemetry.alive import Heartbeat, judge_life, this_place
+from rayway.telemetry.console import Progress
+from rayway.train.failure import RankError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended that did not fail."""
+
+    run_id: str
+    url: str
+    """Where its folder is."""
+
+    state: str
+    """``FINISHED`` or ``STOPPED``."""
+
+
+class Workers(Protocol):
+    """What runs an attempt."""
+
+    def run(self, run_url: str, attempt: int) -> str:
+        """Run one attempt to its end; return the state it ended in, or raise what ended it."""
+
+
+def run(
+    job: Job | Resolved,
+    *,
+    storage: str = "./runs",
+    run_id: str | None = None,
+    workers: int | None = None,
+    show: bool = True,
+    on_start: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train a job as a new run and wait for its end.
+
+    Args:
+        job: A job, or what ``load_job`` returned.
+        storage: Folder or URL in which the run's folder is made.
+        run_id: Name of the run; ``None`` makes one from the job's name and the time.
+        workers: Worker processes; ``None``: as the job says. 0: train in this process.
+        show: Show progress on stderr.
+        on_start: Told the run id once the run exists.
+
+    Raises:
+        SpecError: The job, its batch, its scale or its code is wrong. Nothing was started.
+        DataError: The data is missing, empty or unreadable. Nothing was started.
+        StorageError: The run's folder cannot be written, or the run exists already.
+        TrainingError: Training failed; the message and the run's folder say why.
+    """
+    resolved = job if isinstance(job, Resolved) else resolve_job(job)
+    if workers is not None:
+        resolved = _with_workers(resolved, workers)
+    workers = resolved.job.scale.workers
+    check_scale(resolved.job, workers=workers)
+    objects = Objects(storage)
+    _check_reach(objects, workers)
+    objects.probe()
+    now = datetime.now(UTC)
+    run_id = run_id or new_run_id(resolved.job.name, now)
+    _refuse_taken(objects, run_id)
+    prepared = prepare(resolved, workers=workers)
+    folder = RunFolder.create(objects.at(run_id), job_to_json(resolved), now=now)
+    _keep_data(folder, prepared)
+    if on_start is not None:
+        on_start(run_id)
+    return _train(folder, resolved.job, prepared, workers=workers, show=show)
+
+
+def resume(
+    ref: str,
+    *,
+    storage: str = "./runs",
+    workers: int | None = None,
+    show: bool = True,
+    on_start: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Go on with a run from its newest committed checkpoint, and wait for its end.
+
+    Args:
+        ref: A run id in ``storage``, or the path or URL of a run's folder.
+        storage: Where a run id is looked for.
+        workers: Worker processes; ``None``: as the job says. Another number keeps the order of the
+            samples, and the losses up to rounding.
+        show: Show progress on stderr.
+        on_start: Told the run id once it is known that the run can go on.
+
+    Returns:
+        At once if the run is finished already.
+
+    Raises:
+        SpecError: There is no such run, or it is still running.
+        DataError: The data is not what it was.
+        CheckpointError: No sound checkpoint is left, or it does not fit.
+        TrainingError: Training failed; the message and the run's folder say why.
+    """
+    folder = find_run(ref, storage)
+    resolved = job_from_json(folder.job_json())
+    newest = folder.newest_attempt()
+    end = folder.read(attempt_key(newest, "end.json")) if newest else None
+    if end is not None and end.get("state") == "FINISHED":
+        if on_start is not None:
+            on_start(folder.run_id)
+        return RunResult(run_id=folder.run_id, url=folder.url, state="FINISHED")
+    if end is None and newest:
+        _refuse_running(folder, newest)
+    workers = resolved.job.scale.workers if workers is None else workers
+    check_scale(resolved.job, workers=workers)
+    _check_reach(folder.objects, workers)
+    folder.objects.probe()
+    enter_code_root(resolved.code_root)
+    prepared = prepare(resolved, workers=workers)
+    _check_data(folder, prepared)
+    if on_start is not None:
+        on_start(folder.run_id)
+    return _train(folder, resolved.job, prepared, workers=workers, show=show)
+
+
+def _train(
+    folder: RunFolder, job: Job, prepared: Prepared, *, workers: int, show: bool
+) -> RunResult:
+    """Run attempts until one ends well or no other follows."""
+    folder.objects.delete([STOP_KEY])
+    lives: list[Life] = []
+    with (
+        _screen(folder, prepared, show=show) as screen,
+        stop_on_signal(folder, screen.note),
+        _workers(job, workers) as group,
+    ):
+        while True:
+            state, life = _live(folder, group, screen, workers=workers)
+            if state is not None:
+                return RunResult(run_id=folder.run_id, url=folder.url, state=state)
+            lives.append(life)
+            decision = plan_next(lives, max_attempts=job.scale.max_attempts)
+            if not isinstance(decision, Again):
+                _write_failure(folder, life, decision.reason)
+                raise _as_error(folder, life, decision.reason)
+            _write_failure(folder, life, life.what)
+            if folder.objects.exists(STOP_KEY):
+                raise _as_error(folder, life, f"{life.what}, after the run was asked to stop")
+            screen.note(
+                f"attempt {life.attempt} ended: {life.what}. "
+                f"Going on from step {life.to_step} in a new attempt."
+            )
+            time.sleep(decision.after_s)
+
+
+def _live(
+    folder: RunFolder, group: Workers, screen: "_Screen", *, workers: int
+) -> tuple[str | None, Life]:
+    """Run one attempt: the state if it ended well, and what is known of its life."""
+    from_step = _newest_step(folder)
+    attempt = folder.next_attempt(
+        {
+            "workers": workers,
+            "from_step": from_step,
+            "started_at": time.time(),
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "rayway": version("rayway"),
+        }
+    )
+    alive_key = attempt_key(attempt, "alive.json")
+    state, failure, what = None, None, ""
+    with (
+        Heartbeat(lambda data: folder.objects.put(alive_key, data)),
+        screen.follow(folder, attempt),
+    ):
+        try:
+            state = group.run(folder.url, attempt)
+        except KeyboardInterrupt:
+            record = {"state": "STOPPED", "reason": "aborted by a second signal"}
+            folder.write(attempt_key(attempt, "end.json"), record)
+            raise
+        except Exception as error:
+            failure = _first_failure(folder, attempt)
+            if failure is None and isinstance(error, RaywayError):
+                raise
+            what = _in_words(failure) if failure else str(error)
+    life = Life(
+        attempt=attempt,
+        from_step=from_step,
+        to_step=_newest_step(folder),
+        failure=failure,
+        what=what,
+    )
+    return state, life
+
+
+def _first_failure(folder: RunFolder, attempt: int) -> RankError | None:
+    """Return what a rank said of its end: the cause, not its echo on other ranks."""
+    failures = [RankError(**(folder.read(key) or {})) for key in folder.error_keys(attempt)]  # type: ignore[arg-type]  # JSON values, written by RankError.record
+    causes = [each for each in failures if each.kind != "peer"]
+    return min(causes, key=lambda each: (each.step, each.rank), default=None)
+
+
+def _in_words(failure: RankError) -> str:
+    if failure.kind == "user":
+        last = failure.message.strip().splitlines()[-1]
+        return f"the job's own code raised on rank {failure.rank}: {last}"
+    return failure.message
+
+
+def _as_error(folder: RunFolder, life: Life, reason: str) -> RaywayError:
+    """Return the error of a run that failed: the user's traceback first, then what to do."""
+    see = f"See it with: rayway show {folder.run_id}"
+    if life.to_step:
+        see += f"; go on from step {life.to_step} with: rayway resume {folder.run_id}"
+    if life.failure is None:
+        return TrainingError(f"run {folder.run_id} failed: {reason}.\n{see}")
+    if life.failure.kind == "user":
+        return TrainingError(
+            f"{life.failure.message}\n\nrun {folder.run_id} failed: {reason}.\n{see}"
+        )
+    error = TrainingError(f"{life.failure.message}\nrun {folder.run_id} failed. {see}")
+    error.exit_code = life.failure.exit_code  # type: ignore[misc]  # of this error only
+    return error
+
+
+def _write_failure(folder: RunFolder, life: Life, reason: str) -> None:
+    folder.write(
+        attempt_key(life.attempt, "end.json"),
+        {"state": "FAILED", "reason": reason, "step": life.to_step},
+    )
+
+
+def _newest_step(folder: RunFolder) -> int:
+    return max((each.step for each in committed(folder)), default=0)
+
+
+def _with_workers(resolved: Resolved, workers: int) -> Resolved:
+    if workers < 0:
+        raise SpecError(f"--workers={workers}: use 0 to train in this process, or 1 and more.")
+    scale = resolved.job.scale.model_copy(update={"workers": workers})
+    return replace(
+        resolved,
+        job=resolved.job.model_copy(update={"scale": scale}),
+        origins={**resolved.origins, "scale.workers": "--workers"},
+    )
+
+
+def _check_reach(objects: Objects, workers: int) -> None:
+    if workers and not objects.is_shared:
+        raise SpecError(
+            f"--storage {objects.url} lives in this process only, and {workers} workers are "
+            f"processes of their own. Use a folder, or --workers 0."
+        )
+
+
+def _refuse_taken(objects: Objects, run_id: str) -> None:
+    """Say early what ``RunFolder.create`` would say after the data was read."""
+    if run_id in objects.folders():
+        RunFolder.open(objects.at(run_id))
+        raise SpecError(
+            f"run {run_id} exists already in {objects.url}. Go on with it: rayway resume {run_id}. "
+            f"Or give another --run-id."
+        )
+
+
+def _refuse_running(folder: RunFolder, attempt: int) -> None:
+    sign: dict[str, Any] | None = folder.read(attempt_key(attempt, "alive.json"))
+    if sign is None:
+        return
+    verdict = judge_life(sign, now=time.time(), here=this_place())
+    if verdict.alive:
+        raise SpecError(
+            f"run {folder.run_id} is still running: {verdict.because}. Stop it first, or wait: a "
+            f"run that gives no sign of life for 30 s can be resumed."
+        )
+
+
+def _keep_data(folder: RunFolder, prepared: Prepared) -> None:
+    validation = prepared.validation
+    record = {
+        "train": prepared.train.to_json(),
+        "validation": None if validation is None else validation.to_json(),
+    }
+    folder.objects.put(DATA_KEY, json.dumps(record).encode())
+
+
+def _check_data(folder: RunFolder, prepared: Prepared) -> None:
+    """Refuse data that is not what the run began with."""
+    if not folder.objects.exists(DATA_KEY):  # the run was killed before it wrote this
+        _keep_data(folder, prepared)
+        return
+    record = json.loads(folder.objects.get(DATA_KEY))
+    for text in (record["train"], record["validation"]):
+        if text is not None:
+            Index.from_json(text).check_unchanged()
+
+
+class _Screen:
+    """Where a run is shown, or not."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+        if self._progress is not None:
+            self._progress.note(text)
+
+    @contextmanager
+    def follow(self, folder: RunFolder, attempt: int) -> Iterator[None]:
+        """Show an attempt's events while it runs."""
+        if self._progress is None:
+            yield
+            return
+        with Follower(folder, attempt, self._progress):
+            yield
+
+
+@contextmanager
+def _screen(folder: RunFolder, prepared: Prepared, *, show: bool) -> Iterator[_Screen]:
+    if not show:
+        yield _Screen(None)
+        return
+    with Progress(folder.run_id, steps=prepared.course.steps) as progress:
+        yield _Screen(progress)
+
+
+class _ThisProcess:
+    """Runs an attempt here, for a debugger."""
+
+    def run(self, run_url: str, attempt: int) -> str:
+        """Run one attempt to its end."""
+        from rayway.train.worker import RankTask, run_rank  # noqa: PLC0415 - torch takes a second
+
+        return run_rank(RankTask(run_url=run_url, attempt=attempt, rank=0, local_rank=0))
+
+
+@contextmanager
+def _workers(job: Job, workers: int) -> Iterator[Workers]:
+    if workers == 0:
+        yield _ThisProcess()
+        return
+    from rayway.launch.on_ray import ray_workers  # noqa: PLC0415 - Ray takes two seconds
+
+    with ray_workers(job, workers=workers) as group:
+        yield group

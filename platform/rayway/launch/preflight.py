@@ -1,0 +1,101 @@
+"""Everything about a job that can be found wrong before anything expensive starts. No torch."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayway.data.files import filesystem_for
+from rayway.data.index import Index, build_index
+from rayway.data.plan import Plan
+from rayway.errors import SpecError
+from rayway.spec.batch import BatchPlan, plan_batch
+from rayway.spec.code import user_traceback
+from rayway.spec.job import Job
+from rayway.spec.load import Resolved, check_user_code, import_object
+from rayway.train.course import Course, plan_course, plan_training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that has all it needs."""
+
+    train: Index
+    validation: Index | None
+    plan: Plan
+    course: Course
+    batch: BatchPlan
+
+
+def check_scale(job: Job, *, workers: int) -> BatchPlan:
+    """Return how the batch is cut for a number of workers on this machine.
+
+    Raises:
+        SpecError: The batch does not divide, or the machine has too few CPUs.
+    """
+    plan = plan_batch(job.batch, dp_size=max(workers, 1))
+    cpus, each = available_cpus(), job.scale.cpus_per_worker
+    if workers * each > cpus:
+        fit = int(cpus / each)
+        instead = f"Use {fit} workers or fewer" if fit else "Use --workers 0"
+        raise SpecError(
+            f"scale.workers={workers} x scale.cpus_per_worker={each:g} need {workers * each:g} "
+            f"CPUs and this machine has {cpus}. {instead}, or a smaller scale.cpus_per_worker "
+            f"(fractions share a CPU)."
+        )
+    return plan
+
+
+def prepare(resolved: Resolved, *, workers: int) -> Prepared:
+    """Check a job's code, make its data if it knows how, and index the data.
+
+    Raises:
+        SpecError: The batch, the scale or a function of the user's is wrong.
+        DataError: The data is missing, empty or unreadable.
+    """
+    job = resolved.job
+    batch = check_scale(job, workers=workers)
+    check_user_code(resolved)
+    _make_data(job)
+    train = build_index(job.data.train, columns=job.data.columns)
+    validation = None
+    if job.data.validation is not None:
+        validation = build_index(job.data.validation, columns=job.data.columns)
+    plan = plan_training(job, train)
+    return Prepared(
+        train=train,
+        validation=validation,
+        plan=plan,
+        course=plan_course(job, plan),
+        batch=batch,
+    )
+
+
+def available_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _make_data(job: Job) -> None:
+    """Call the job's ``data.prepare`` if the training data is not there yet."""
+    if job.data.prepare is None or _exists(job.data.train):
+        return
+    folder = job.data.train.rstrip("/").rpartition("/")[0]
+    make = import_object(job.data.prepare)
+    try:
+        make(folder)
+    except Exception as error:  # noqa: BLE001 - it is the user's own, and is shown
+        raise SpecError(
+            f"data.prepare={job.data.prepare} failed to make {folder}.\n{user_traceback(error)}"
+        ) from None
+    if not _exists(job.data.train):
+        raise SpecError(
+            f"data.prepare={job.data.prepare} ran for {folder} and did not make "
+            f"data.train={job.data.train}. Let it write there, or change data.train."
+        )
+
+
+def _exists(url: str) -> bool:
+    if "://" not in url:
+        return Path(url).exists()
+    filesystem, path = filesystem_for(url)
+    return bool(filesystem.get_file_info(path).type.value)  # 0: not found

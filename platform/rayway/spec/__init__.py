@@ -1,0 +1,1 @@
+"""What a user writes: one job, its fields, units, defaults and checks."""

@@ -1,0 +1,1 @@
+"""The run folder and the object storage below it."""

@@ -1,0 +1,70 @@
+"""What ended a rank early, in a form that outlives the process."""
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rayway.errors import RaywayError, TrainingError
+from rayway.spec.code import user_traceback
+
+Kind = Literal["refused", "user", "peer"]
+
+_LOST_PEER = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|socket|timed out waiting|store", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """What ended a rank early."""
+
+    rank: int
+    kind: Kind
+    """``refused``: rayway said no, and says why. ``user``: the user's code raised. ``peer``: this
+    rank only noticed that another one went away."""
+
+    error: str
+    """The exception's class name."""
+
+    message: str
+    """For ``user``: the traceback of the user's own frames. Else what to tell the user."""
+
+    step: int
+    """Finished steps when it happened."""
+
+    exit_code: int
+    """What the command exits with if the run ends because of it."""
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def describe_failure(error: BaseException, *, rank: int, step: int) -> RankError:
+    """Return what is to be kept about an exception that ended a rank."""
+    kind: Kind
+    if isinstance(error, RaywayError):
+        kind, message = "refused", str(error)
+    elif _is_lost_peer(error):
+        kind, message = "peer", f"another rank went away: {error}"
+    else:
+        kind, message = "user", user_traceback(error)
+    return RankError(
+        rank=rank,
+        kind=kind,
+        error=type(error).__name__,
+        message=message,
+        step=step,
+        exit_code=error.exit_code if isinstance(error, RaywayError) else TrainingError.exit_code,
+    )
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Is this what torch raises in a collective whose other end is gone?
+
+    torch has a class for it (``DistBackendError``) that gloo does not use: it raises a bare
+    ``RuntimeError`` from its own files, never from the user's.
+    """
+    if type(error).__name__ in {"DistBackendError", "DistNetworkError"}:
+        return True
+    return type(error) is RuntimeError and bool(_LOST_PEER.search(str(error)))

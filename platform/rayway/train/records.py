@@ -1,0 +1,100 @@
+"""A run's steps as events: the numbers of each step, once they are there."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rayway.data.feed import MicroBatch
+from rayway.errors import TrainingError
+from rayway.train.ranks import grouped
+from rayway.train.step import StepReport
+
+_LAG_ON_GPU = 8
+_EMPTY = -1
+
+
+class NumericsError(TrainingError):
+    """The loss or the gradient is not a finite number any more."""
+
+
+class StepRecords:
+    """An observer that writes an event a step, and ends a run whose numbers are not finite.
+
+    On a GPU it looks at a step's numbers some steps later, so that nothing waits for the device.
+    No checkpoint is written before its steps were looked at.
+
+    Args:
+        write: Takes an event; ``None`` on ranks that do not write.
+        rows_in_step: Rows of the global batch after so many finished steps.
+        trace_slots: Gather the sample ids of each step from all ranks, each of which has at most
+            so many slots; ``None``: do not.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Mapping[str, Any]], None] | None,
+        *,
+        rows_in_step: Callable[[int], int],
+        trace_slots: int | None,
+    ) -> None:
+        self._write = write
+        self._rows_in_step = rows_in_step
+        self._trace_slots = trace_slots
+        self._waiting: deque[tuple[StepReport, list[int] | None]] = deque()
+
+    def on_step(self, report: StepReport, micro_batches: Sequence[MicroBatch]) -> None:
+        """Take note of a step."""
+        ids = None
+        if self._trace_slots is not None:
+            ids = gather_ids(micro_batches, slots=self._trace_slots)
+        self._waiting.append((report, ids))
+        lag = 0 if report.totals.device.type == "cpu" else _LAG_ON_GPU
+        while len(self._waiting) > lag:
+            self._record(*self._waiting.popleft())
+
+    def settle(self) -> None:
+        """Write what is waiting.
+
+        Raises:
+            NumericsError: A step's loss or gradient was not finite.
+        """
+        while self._waiting:
+            self._record(*self._waiting.popleft())
+
+    def _record(self, report: StepReport, ids: list[int] | None) -> None:
+        loss, grad_norm = report.loss(), report.grad_norm.item()
+        if self._write is not None:
+            record = {
+                "type": "step",
+                "step": report.step,
+                "loss": loss,
+                "lr": report.lr,
+                "grad_norm": grad_norm,
+                "rows": self._rows_in_step(report.step - 1),
+            }
+            if ids is not None:
+                record["ids"] = ids
+            self._write(record)
+        if not np.isfinite(loss) or not np.isfinite(grad_norm):
+            raise NumericsError(
+                f"step {report.step}: the loss is {loss} and the gradient's norm {grad_norm}. "
+                f"Lower optim.lr, lengthen optim.warmup_steps, clip with optim.max_norm, or look "
+                f"at the step's samples with --set trace=true. Nothing of it was saved."
+            )
+
+
+def gather_ids(micro_batches: Sequence[MicroBatch], *, slots: int) -> list[int]:
+    """Return the ids of the samples that all ranks really used in a step, in slot order."""
+    mine = torch.full((slots,), _EMPTY, dtype=torch.int64)
+    used = np.concatenate([micro_batch.ids for micro_batch in micro_batches])
+    mine[: len(used)] = torch.from_numpy(used)
+    shares = [mine]
+    if grouped():
+        shares = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(shares, mine)
+    ids: list[int] = torch.cat(shares).tolist()
+    return [sample for sample in ids if sample != _EMPTY]

@@ -1,0 +1,111 @@
+"""What training changes: model, optimizer, step. And its way into and out of a checkpoint.
+
+A checkpoint holds tensors by name and facts as JSON; nothing in it is a pickle. Names of optimizer
+tensors are those of the parameters, so they do not depend on the order of parameters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rayway.errors import CheckpointError
+
+_SHOWN = 5
+
+
+@dataclass
+class TrainState:
+    """The state of one rank. ``step`` counts finished optimizer updates."""
+
+    model: nn.Module
+    """As the user built it, without a wrapper."""
+
+    replica: nn.Module
+    """What the forward pass goes through: the model, or DistributedDataParallel around it."""
+
+    optimizer: Optimizer
+    step: int = 0
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors to store, by file stem and name. They are not copies."""
+        return {"model": dict(self.model.state_dict()), "optimizer": self._moments()}
+
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """Take over a checkpoint's tensors; the model must have exactly their names and shapes.
+
+        Raises:
+            CheckpointError: Names are missing, unexpected or of another shape or dtype.
+        """
+        model = self.model.state_dict()
+        _refuse_difference("model", model, tensors["model"])
+        self.model.load_state_dict(dict(tensors["model"]), strict=True)
+        self._restore_moments(tensors["optimizer"])
+        self.step = step
+
+    def _names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def _moments(self) -> dict[str, Tensor]:
+        names = self._names()
+        return {
+            f"{names[parameter]}/{field}": value
+            for parameter, fields in self.optimizer.state.items()
+            for field, value in fields.items()
+            if isinstance(value, Tensor)
+        }
+
+    def _restore_moments(self, stored: Mapping[str, Tensor]) -> None:
+        parameters = dict(self.model.named_parameters())
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for key, value in stored.items():
+            name, _, field = key.rpartition("/")
+            by_parameter.setdefault(name, {})[field] = value
+        unknown = sorted(set(by_parameter) - set(parameters))
+        if unknown:
+            raise CheckpointError(
+                f"The checkpoint holds optimizer state of {len(unknown)} parameters that the model "
+                f"does not have: {', '.join(unknown[:_SHOWN])}. Resume with the job it was made by."
+            )
+        order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        position = {parameter: i for i, parameter in enumerate(order)}
+        layout: dict[str, Any] = self.optimizer.state_dict()
+        layout["state"] = {
+            position[parameters[name]]: fields for name, fields in by_parameter.items()
+        }
+        self.optimizer.load_state_dict(layout)
+
+
+def _refuse_difference(
+    what: str, wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+) -> None:
+    missing = sorted(set(wanted) - set(stored))
+    surplus = sorted(set(stored) - set(wanted))
+    other = sorted(
+        f"{name} {tuple(stored[name].shape)} {stored[name].dtype} for "
+        f"{tuple(wanted[name].shape)} {wanted[name].dtype}"
+        for name in set(wanted) & set(stored)
+        if wanted[name].shape != stored[name].shape or wanted[name].dtype != stored[name].dtype
+    )
+    if missing or surplus or other:
+        parts = [
+            f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}"
+            for kind, names in (("missing", missing), ("unexpected", surplus), ("unlike", other))
+            if names
+        ]
+        raise CheckpointError(
+            f"The checkpoint does not fit the {what} ({'; '.join(parts)}). "
+            f"Resume with the job it was made by, or start a new run."
+        )
+
+
+def to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Return the same tensors in host memory; those already there are not copied."""
+    with torch.no_grad():
+        return {
+            stem: {name: value.detach().cpu() for name, value in named.items()}
+            for stem, named in tensors.items()
+        }

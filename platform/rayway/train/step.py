@@ -1,0 +1,192 @@
+"""One optimizer step, from micro-batches to new weights.
+
+The gradient is that of the mean loss over the *whole* global batch: all losses summed, divided by
+all weights summed. It does not depend on how the batch is cut: 1 rank x 8 micro-batches and 4 ranks
+x 2 give the same numbers, up to rounding, for a model that does not mix samples (batch norm).
+
+The weight of the whole batch is known only after the last forward pass. So each loss is divided by
+the number of rows of the global batch, which is known before, and the gradients are multiplied by
+rows / weight at the end, in the same pass that clips them (docs/decisions/0002).
+
+Nothing here waits for the device, logs, saves or knows about Ray. The loop does that.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rayway.data.feed import MicroBatch
+from rayway.errors import SpecError
+from rayway.train.draws import seed_forward
+from rayway.train.loss import Loss, LossFunction
+from rayway.train.ranks import dp_size, start_sum
+from rayway.train.state import TrainState
+
+CLIP_GUARD = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A step's numbers, the same on every rank. Tensors may still be on their way."""
+
+    step: int
+    """Finished steps, this one included."""
+
+    totals: Tensor
+    """Sum of losses, sum of weights, ranks that saw a request to stop; over all ranks; float64."""
+
+    grad_norm: Tensor
+    """L2 norm of the whole gradient before clipping, shape ()."""
+
+    lr: float
+
+    def loss(self) -> float:
+        """Return the mean loss over the global batch; NaN if its weight is 0. Waits for it."""
+        loss_sum, weight = self.totals[0].item(), self.totals[1].item()
+        return loss_sum / weight if weight else float("nan")
+
+    def stop_asked(self) -> bool:
+        """Did any rank see a request to stop? The same answer on every rank. Waits for it."""
+        return self.totals[2].item() > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What stays the same over all steps of a run."""
+
+    loss_function: LossFunction
+    seed: int
+    max_norm: float | None
+    """Largest L2 norm of the gradient; a larger one is scaled down. ``None``: not clipped."""
+
+    autocast: torch.dtype | None = None
+    """Precision of the forward pass; ``None``: that of the parameters."""
+
+
+def train_step(
+    state: TrainState,
+    micro_batches: Sequence[MicroBatch],
+    settings: StepSettings,
+    *,
+    rows: int,
+    lr: float,
+    stop: bool = False,
+) -> StepReport:
+    """Update the weights once, from this rank's share of one global batch.
+
+    Args:
+        state: Changed in place; ``state.step`` grows by 1.
+        micro_batches: This rank's share, as many on every rank.
+        settings: What stays the same over the run.
+        rows: Rows of the whole global batch, over all ranks.
+        lr: The rate of this update.
+        stop: This rank saw a request to stop; carried to all ranks with the loss.
+
+    Returns:
+        The step's numbers.
+    """
+    device = next(iter(micro_batches[0].columns.values())).device
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    totals[2] = float(stop)
+    last = len(micro_batches) - 1
+    pending = None
+    for i, micro_batch in enumerate(micro_batches):
+        with _gradients_stay_local(state.replica, stay=i < last):
+            loss = _forward(state, micro_batch, settings)
+            totals[0] += loss.sum.detach()
+            totals[1] += loss.weight
+            if i == last:
+                pending = start_sum(totals)  # travels beside the backward pass
+            (loss.sum / rows).backward()
+
+    assert pending is not None
+    totals = pending.wait()
+    weight = totals[1]
+    # DDP averages over ranks, and each loss was divided by rows: both are undone here
+    scale = torch.where(weight > 0, dp_size() * rows / weight, torch.zeros_like(weight))
+    grad_norm = _scale_and_clip(state.model, scale, settings.max_norm)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    return StepReport(step=state.step, totals=totals, grad_norm=grad_norm, lr=lr)
+
+
+def _forward(state: TrainState, micro_batch: MicroBatch, settings: StepSettings) -> Loss:
+    seed_forward(settings.seed, step=state.step, first_slot=micro_batch.first_slot)
+    device = next(iter(micro_batch.columns.values())).device
+    with autocast(settings.autocast, device):
+        loss = checked(settings.loss_function(state.replica, micro_batch.columns))
+    if micro_batch.weight_rows == 0:  # a stand-in row, so that the rank takes part in the sync
+        return Loss(loss.sum * 0, torch.zeros_like(loss.sum.detach()))
+    return loss
+
+
+def on_device(micro_batches: list[MicroBatch], device: torch.device) -> list[MicroBatch]:
+    """Return the micro-batches with their columns on ``device``."""
+    if device.type == "cpu":
+        return micro_batches
+    return [
+        replace(
+            micro_batch,
+            columns={
+                name: column.to(device, non_blocking=True)
+                for name, column in micro_batch.columns.items()
+            },
+        )
+        for micro_batch in micro_batches
+    ]
+
+
+def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of a forward pass in ``dtype``; ``None`` changes nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def checked(loss: object) -> Loss:
+    """Return what a loss function gave, if it is what it has to be.
+
+    Raises:
+        SpecError: It is not a ``Loss``, or its sum is not a scalar tensor.
+    """
+    if not isinstance(loss, Loss):
+        raise SpecError(
+            f"The loss function returned {type(loss).__name__}; it has to return "
+            f"rayway.Loss(sum=..., weight=...)."
+        )
+    if not isinstance(loss.sum, Tensor) or loss.sum.ndim != 0:
+        found = (
+            f"a tensor of shape {tuple(loss.sum.shape)}"
+            if isinstance(loss.sum, Tensor)
+            else type(loss.sum).__name__
+        )
+        raise SpecError(
+            f"Loss.sum is {found}; it has to be a scalar tensor. "
+            f'Sum the losses, e.g. with reduction="sum".'
+        )
+    return loss
+
+
+def _gradients_stay_local(replica: nn.Module, *, stay: bool) -> AbstractContextManager[None]:
+    """Sync gradients over ranks in the last micro-batch only."""
+    if stay and isinstance(replica, DistributedDataParallel):
+        return replica.no_sync()  # type: ignore[no-any-return]  # torch leaves it untyped
+    return nullcontext()
+
+
+def _scale_and_clip(model: nn.Module, scale: Tensor, max_norm: float | None) -> Tensor:
+    """Multiply all gradients by ``scale``, clip them, and return their norm before clipping."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    norm = nn.utils.get_total_norm(gradients) * scale.to(gradients[0].dtype)
+    factor = scale
+    if max_norm is not None:
+        factor = scale * torch.clamp(max_norm / (norm + CLIP_GUARD), max=1.0)
+    torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+    return norm

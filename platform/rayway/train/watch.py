@@ -1,0 +1,67 @@
+"""Looking out, beside training, for what others put into the run folder."""
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from rayway.errors import RaywayError, StorageError
+from rayway.storage.runs import STOP_KEY, RunFolder
+
+_EVERY_S = 0.5
+
+
+class FencedError(RaywayError):
+    """A newer attempt has begun, so this one must not go on."""
+
+
+class Watch:
+    """Sees a request to stop, and that a newer attempt took over.
+
+    Args:
+        folder: The run.
+        attempt: The attempt that this process works for.
+        every_s: Seconds between two looks.
+    """
+
+    def __init__(self, folder: RunFolder, attempt: int, *, every_s: float = _EVERY_S) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._every_s = every_s
+        self._asked = False
+        self._fenced = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+        self._thread.start()
+
+    def stop_asked(self) -> bool:
+        """Has the run been asked to stop?
+
+        Raises:
+            FencedError: A newer attempt has begun.
+        """
+        if self._fenced:
+            raise FencedError(
+                f"attempt {self._attempt} of run {self._folder.run_id} ends here: a newer attempt "
+                f"has begun elsewhere, and two must not train the same run."
+            )
+        return self._asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+
+    def _look_on(self) -> None:
+        while not self._closing.wait(self._every_s):
+            try:
+                self._asked = self._asked or self._folder.objects.exists(STOP_KEY)
+                self._fenced = not self._folder.is_newest(self._attempt)
+            except StorageError:  # unknown is no reason to end a healthy run
+                continue

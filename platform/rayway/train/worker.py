@@ -1,0 +1,235 @@
+"""One rank of one attempt: from the run folder to the end of training.
+
+A restart is not a special path. The rank asks the run folder for the newest committed checkpoint
+and begins there; at step 0 there is none. Nothing here knows Ray: the same function is called by a
+Ray worker and, for ``--workers 0``, by the command itself.
+"""
+
+import json
+import platform
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rayway.checkpoint.store import CheckpointStore
+from rayway.checkpoint.tensors import weights_sha256
+from rayway.data.feed import Feed
+from rayway.data.index import Index
+from rayway.data.plan import Plan, plan_order
+from rayway.spec.batch import plan_batch
+from rayway.spec.code import enter_code_root
+from rayway.spec.job import Job
+from rayway.spec.load import import_object, job_from_json
+from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
+from rayway.telemetry.events import EventLog
+from rayway.train.build import build_state, learning_rate, settle_buckets
+from rayway.train.clock import Clock
+from rayway.train.course import Course, plan_course, plan_training
+from rayway.train.evaluate import evaluate
+from rayway.train.failure import describe_failure
+from rayway.train.loop import Errands, device_for, train
+from rayway.train.ranks import barrier, dp_size
+from rayway.train.records import StepRecords
+from rayway.train.saver import Saver
+from rayway.train.state import TrainState, to_host
+from rayway.train.step import StepSettings, on_device
+from rayway.train.watch import Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTask:
+    """Which rank of which attempt of which run. All else is in the run folder."""
+
+    run_url: str
+    attempt: int
+    rank: int
+    local_rank: int
+
+
+class _Life:
+    """What the rank has built so far, for whoever has to say where an error happened."""
+
+    state: TrainState | None = None
+
+
+def run_rank(task: RankTask) -> str:
+    """Train as one rank until the job is done or the run is asked to stop.
+
+    Returns:
+        The state the attempt ends in: ``FINISHED`` or ``STOPPED``.
+
+    Raises:
+        Exception: What ended the rank early; the run folder has a record of it.
+    """
+    folder = RunFolder.open(task.run_url)
+    life = _Life()
+    try:
+        with ExitStack() as stack:
+            key = events_key(task.attempt, task.rank)
+            log = stack.enter_context(EventLog(lambda data: folder.objects.append(key, data)))
+            return _train(task, folder, log, life, stack)
+    except Exception as error:
+        step = life.state.step if life.state else 0
+        failure = describe_failure(error, rank=task.rank, step=step)
+        folder.write(error_key(task.attempt, task.rank), failure.record())
+        raise
+
+
+def read_data(folder: RunFolder) -> tuple[Index, Index | None]:
+    """Return the indexes of a run's training and validation data, as found at its start."""
+    record = json.loads(folder.objects.get(DATA_KEY))
+    validation = record["validation"]
+    return (
+        Index.from_json(record["train"]),
+        None if validation is None else Index.from_json(validation),
+    )
+
+
+def _train(
+    task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack: ExitStack
+) -> str:
+    clock = Clock()
+    resolved = job_from_json(folder.job_json())
+    enter_code_root(resolved.code_root)
+    job = resolved.job
+    torch.set_num_threads(job.scale.cpus_per_worker)
+    index, validation = read_data(folder)
+    plan = plan_training(job, index)
+    course = plan_course(job, plan)
+    settings = _step_settings(job)
+    writes = task.rank == 0
+    store = CheckpointStore(
+        folder, attempt=task.attempt, is_newest_attempt=lambda: folder.is_newest(task.attempt)
+    )
+    saver = Saver(store, log, job=job, plan=plan, writes=writes)
+    loaded = saver.find()
+    first = loaded.step if loaded else 0
+    batches = stack.enter_context(
+        _training_feed(job, plan, index, rank=task.rank, first=first, last=course.steps)
+    )
+    device = device_for(task.local_rank)
+    state = life.state = build_state(job, device)
+    if dp_size() > 2:
+        with _training_feed(job, plan, index, rank=task.rank, first=0, last=1) as probe:
+            sample = on_device(next(probe), device)[0]
+        settle_buckets(state, settings.loss_function, sample.columns, seed=job.seed)
+    if loaded is not None:
+        state.restore(loaded.tensors, loaded.step)
+    watch = stack.enter_context(Watch(folder, task.attempt)) if writes else None
+    if writes:
+        log.append(_start_event(task, first, course, device))
+    clock.lap("setup_s")
+
+    def evaluate_now(state: TrainState) -> None:
+        assert validation is not None, "evaluate_due says no without validation data"
+        feed = _validation_feed(job, validation, rank=task.rank)
+        metrics, rows = evaluate(state.model, feed, settings, step=state.step, device=device)
+        if writes:
+            log.append({"type": "evaluate", "step": state.step, "metrics": metrics, "rows": rows})
+
+    slots = -(-job.batch.global_batch // dp_size()) if job.trace else None
+    done = train(
+        state,
+        batches,
+        settings,
+        course,
+        learning_rate=lambda step: learning_rate(job.optim, step, course.steps),
+        errands=Errands(
+            save=saver.save,
+            evaluate=evaluate_now,
+            stop_asked=watch.stop_asked if watch else lambda: False,
+        ),
+        observers=[
+            StepRecords(
+                log.append if writes else None,
+                rows_in_step=course.rows_in_step,
+                trace_slots=slots,
+            )
+        ],
+        clock=clock,
+    )
+    barrier()  # no rank ends, and with it the group, before all are through
+    ending = "FINISHED" if done else "STOPPED"
+    if writes:
+        _write_end(folder, log, task.attempt, ending, state, clock)
+    return ending
+
+
+def _step_settings(job: Job) -> StepSettings:
+    return StepSettings(
+        loss_function=import_object(job.loss),
+        seed=job.seed,
+        max_norm=job.optim.max_norm,
+        autocast=torch.bfloat16 if job.precision == "bf16" else None,
+    )
+
+
+def _training_feed(
+    job: Job, plan: Plan, index: Index, *, rank: int, first: int, last: int
+) -> Feed:
+    return Feed(
+        plan,
+        index,
+        rank=rank,
+        world_size=dp_size(),
+        micro_batch=plan_batch(job.batch, dp_size=dp_size()).micro_batch,
+        start_step=first,
+        stop_step=last,
+        transform=_transform(job),
+        seed=job.seed,
+    )
+
+
+def _validation_feed(job: Job, index: Index, *, rank: int) -> Feed:
+    """Return one epoch in stored order: every row once, on any number of ranks."""
+    micro_batch = job.evaluate.micro_batch or plan_batch(job.batch, dp_size=dp_size()).micro_batch
+    plan = plan_order(
+        index, global_batch=micro_batch * dp_size(), seed=job.seed, shuffle=False, cover="all"
+    )
+    return Feed(
+        plan,
+        index,
+        rank=rank,
+        world_size=dp_size(),
+        micro_batch=micro_batch,
+        stop_step=plan.steps_per_epoch,
+        transform=None,
+    )
+
+
+def _transform(job: Job) -> Any:
+    return None if job.data.transform is None else import_object(job.data.transform)
+
+
+def _start_event(
+    task: RankTask, first: int, course: Course, device: torch.device
+) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "type": "start",
+        "attempt": task.attempt,
+        "world_size": dp_size(),
+        "from_step": first,
+        "steps": course.steps,
+        "device": device.type,
+        "device_name": name or platform.machine(),
+        "host": platform.node(),
+        "torch": torch.__version__,
+    }
+
+
+def _write_end(
+    folder: RunFolder, log: EventLog, attempt: int, ending: str, state: TrainState, clock: Clock
+) -> None:
+    record: dict[str, Any] = {
+        "state": ending,
+        "reason": "all steps done" if ending == "FINISHED" else "asked to stop",
+        "step": state.step,
+        "clock": clock.seconds(),
+        "weights_sha256": weights_sha256(to_host(state.tensors())["model"]),
+    }
+    log.append({"type": "end", **record})
+    log.flush()
+    folder.write(attempt_key(attempt, "end.json"), record)

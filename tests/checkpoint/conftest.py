@@ -1,0 +1,67 @@
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayway.checkpoint.store import CheckpointStore
+from rayway.storage.runs import RunFolder
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+State = dict[str, dict[str, Tensor]]
+
+
+def _state(step: int, attempt: int = 1) -> State:
+    """A small state that tells by its values which save it is from."""
+    generator = torch.Generator().manual_seed(1000 * attempt + step)
+    weight = torch.rand(4, 6, generator=generator)
+    model = {"emb.weight": weight, "head.weight": weight, "scale": torch.tensor(float(step))}
+    moments = torch.rand(40, 50, generator=generator)
+    return {"model": model, "optimizer": {"exp_avg": moments, "step": torch.tensor(step)}}
+
+
+@pytest.fixture
+def state() -> Callable[..., State]:
+    return _state
+
+
+@pytest.fixture
+def same() -> Callable[[Any, State], bool]:
+    def same(loaded: Any, expected: State) -> bool:
+        return loaded.keys() == expected.keys() and all(
+            loaded[stem].keys() == named.keys()
+            and all(torch.equal(loaded[stem][name], tensor) for name, tensor in named.items())
+            for stem, named in expected.items()
+        )
+
+    return same
+
+
+@pytest.fixture
+def new_run() -> Callable[..., RunFolder]:
+    return lambda at: RunFolder.create(at, '{"schema": 1}', now=NOW)
+
+
+@pytest.fixture(params=["local", "memory"])
+def run(
+    request: pytest.FixtureRequest, tmp_path: Path, new_run: Callable[..., RunFolder]
+) -> RunFolder:
+    return new_run(
+        str(tmp_path / "a-1") if request.param == "local" else f"memory://{tmp_path}/a-1"
+    )
+
+
+@pytest.fixture
+def begin() -> Callable[[RunFolder], CheckpointStore]:
+    """Begin a new attempt and give its store."""
+
+    def begin(folder: RunFolder) -> CheckpointStore:
+        attempt = folder.next_attempt({})
+        return CheckpointStore(
+            folder, attempt=attempt, is_newest_attempt=lambda: folder.is_newest(attempt)
+        )
+
+    return begin

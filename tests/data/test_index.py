@@ -1,0 +1,199 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rayway.data.index import Index, build_index
+from rayway.errors import DataError
+
+
+def write(file: Path, rows: int, *, group: int = 100, **columns: pa.Array) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"id": pa.array(range(rows), pa.int64()), **columns})
+    pq.write_table(table, file, row_group_size=group)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """3 shards of 4, 5 and 3 rows; row groups of 2."""
+    for name, rows in {"b": 5, "a": 4, "sub/c": 3}.items():
+        write(tmp_path / "set" / f"{name}.parquet", rows, group=2)
+    return tmp_path / "set"
+
+
+def test_shards_come_by_path_and_row_groups_in_file_order(folder: Path) -> None:
+    index = build_index(str(folder))
+    assert index.paths == ("a.parquet", "b.parquet", "sub/c.parquet")
+    assert index.rows.tolist() == [2, 2, 2, 2, 1, 2, 1]
+    assert index.shard.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert index.ordinal.tolist() == [0, 1, 0, 1, 2, 0, 1]
+    assert index.first.tolist() == [0, 2, 4, 6, 8, 9, 11, 12]
+    assert index.total == 12
+    assert index.schema == pa.schema({"id": pa.int64()})
+    assert index.where(4) == f"{folder}/b.parquet (row group 2)"
+
+
+def test_paths_sort_by_bytes_and_not_by_locale(tmp_path: Path) -> None:
+    for name in ("b", "B", "ä", "a", "Z"):
+        write(tmp_path / f"{name}.parquet", 1)
+    assert build_index(str(tmp_path)).paths == tuple(f"{x}.parquet" for x in "BZabä")
+
+
+def test_markers_are_ignored_and_named(folder: Path) -> None:
+    # case H16
+    before = build_index(str(folder))
+    for name in ("_SUCCESS", ".part-0.crc", "_metadata.tmp", "notes.txt", ".hidden.parquet"):
+        (folder / name).touch()
+    (folder / "empty").mkdir()
+    (folder / "folder.parquet").mkdir()
+    write(folder / "_temporary" / "d.parquet", 9)
+    index = build_index(str(folder))
+    assert index.total == 12
+    assert index.fingerprint == before.fingerprint
+    names = {"_SUCCESS", ".part-0.crc", "_metadata.tmp", "notes.txt", ".hidden.parquet"}
+    assert set(index.ignored) == {*names, "_temporary/d.parquet"}
+
+
+def test_the_place_of_a_folder_is_no_part_of_its_fingerprint(folder: Path, bucket: Any) -> None:
+    bucket.objects["set/sub/"] = b""  # the object that some tools write to stand for a folder
+    memory = fsspec.filesystem("memory")
+    for file in folder.rglob("*.parquet"):
+        memory.pipe(f"/index-test/{file.relative_to(folder)}", file.read_bytes())
+        bucket.objects[f"set/{file.relative_to(folder)}"] = file.read_bytes()
+    local = build_index(str(folder))
+    for url in ("memory://index-test", "s3://bucket/set", "s3://bucket/set/"):
+        index = build_index(url)
+        assert index.paths == local.paths
+        assert index.rows.tolist() == local.rows.tolist()
+        assert index.fingerprint == local.fingerprint
+        index.check_unchanged()
+
+
+def test_a_zero_byte_shard_is_an_error_that_names_it(folder: Path) -> None:
+    (folder / "part-3.parquet").touch()
+    with pytest.raises(DataError, match=r"part-3\.parquet is empty"):
+        build_index(str(folder))
+
+
+def test_a_shard_cut_off_is_an_error_that_names_it(folder: Path) -> None:
+    file = folder / "b.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"b\.parquet .* was cut off"):
+        build_index(str(folder))
+
+
+def test_a_damaged_footer_is_an_error_that_names_it(folder: Path) -> None:
+    file = folder / "b.parquet"
+    content = bytearray(file.read_bytes())
+    content[-60:-8] = b"\xff" * 52
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"b\.parquet has a damaged footer"):
+        build_index(str(folder))
+
+
+def test_a_missing_folder_a_file_and_a_folder_without_shards_are_told_apart(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere does not exist.*data\.prepare"):
+        build_index(str(folder / "nowhere"))
+    with pytest.raises(DataError, match=r"a\.parquet is a file. Name the folder"):
+        build_index(str(folder / "a.parquet"))
+    (folder / "csv").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.parquet file. It is empty"):
+        build_index(str(folder / "csv"))
+    for name in "abcde":
+        (folder / "csv" / f"{name}.csv").touch()
+    with pytest.raises(DataError, match=r"It holds a\.csv, b\.csv, c\.csv and 2 more"):
+        build_index(str(folder / "csv"))
+
+
+def test_no_rows_are_an_error_and_empty_row_groups_are_left_out(tmp_path: Path) -> None:
+    # case H14, rows(0)
+    write(tmp_path / "a.parquet", 0)
+    with pytest.raises(DataError, match="0 rows in 1 Parquet file"):
+        build_index(str(tmp_path))
+    write(tmp_path / "b.parquet", 3)
+    index = build_index(str(tmp_path))
+    assert (index.rows.tolist(), index.shard.tolist()) == ([3], [1])
+
+
+@pytest.mark.parametrize("other", [pa.array([1.5]), None])
+def test_schema_drift_names_file_column_and_types(tmp_path: Path, other: pa.Array | None) -> None:
+    write(tmp_path / "a.parquet", 1, y=pa.array([1]))
+    write(tmp_path / "b.parquet", 1, **({} if other is None else {"y": other}))
+    found = "missing" if other is None else "double"
+    with pytest.raises(DataError, match=rf"'y' is {found} in .*b\.parquet but int64 in .*a\.parq"):
+        build_index(str(tmp_path))
+    assert build_index(str(tmp_path), columns=["id"]).schema.names == ["id"]
+
+
+def test_a_column_that_only_later_shards_have_is_schema_drift(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 1)
+    write(tmp_path / "b.parquet", 1, z=pa.array(["s"]))
+    with pytest.raises(DataError, match=r"'z' is string in .*b\.parquet but missing in"):
+        build_index(str(tmp_path))
+
+
+def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 1, label=pa.array([1]))
+    with pytest.raises(DataError, match=r"no column 'lable'. Did you mean 'label'\? It has: id,"):
+        build_index(str(tmp_path), columns=["id", "lable"])
+    with pytest.raises(DataError, match=r"no column 'q9'. It has"):
+        build_index(str(tmp_path), columns=["q9"])
+    with pytest.raises(DataError, match="no column of .* is chosen"):
+        build_index(str(tmp_path), columns=[])
+
+
+def test_an_index_survives_json(folder: Path) -> None:
+    index = build_index(str(folder))
+    back = Index.from_json(index.to_json())
+    assert back.fingerprint == index.fingerprint
+    assert back.to_json() == index.to_json()
+    assert back.schema == index.schema
+    assert back.first.tolist() == index.first.tolist()
+    back.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda r: r.pop("rows"), "cannot be read: KeyError"),
+        (lambda r: r.update(schema_version=2), "schema_version=2; this rayway reads 1"),
+        (lambda r: r.update(sizes=[1, 2, 3]), "damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_index_is_refused(
+    folder: Path, edit: Callable[[dict[str, object]], object], words: str
+) -> None:
+    record = json.loads(build_index(str(folder)).to_json())
+    edit(record)
+    with pytest.raises(DataError, match=words):
+        Index.from_json(json.dumps(record))
+    with pytest.raises(DataError, match="cannot be read"):
+        Index.from_json("{")
+
+
+def test_a_changed_added_or_missing_shard_is_named(folder: Path) -> None:
+    index = build_index(str(folder))
+    file = folder / "b.parquet"
+    size, content = file.stat().st_size, file.read_bytes()
+    pq.write_table(pa.table({"id": pa.array([9, 1, 2, 3, 4])}), file, row_group_size=2)
+    assert file.stat().st_size == size, "the same rows and size, other values"
+    with pytest.raises(DataError, match=r"\(changed: b\.parquet\)"):
+        index.check_unchanged()
+    assert build_index(str(folder)).fingerprint != index.fingerprint
+    file.write_bytes(content)
+    index.check_unchanged()
+    shutil.move(folder / "a.parquet", folder / "e.parquet")
+    with pytest.raises(DataError, match=r"\(missing: a\.parquet; added: e\.parquet\)"):
+        index.check_unchanged()
+
+
+def test_the_size_of_a_row_group_counts_decoded_values(tmp_path: Path) -> None:
+    # the same value over and over is tiny in the file, not in memory
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 8000), 8)
+    write(tmp_path / "a.parquet", 1000, group=500, x=vectors)
+    assert build_index(str(tmp_path)).group_bytes == 500 * (8 + 64)
