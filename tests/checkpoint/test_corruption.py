@@ -1,11 +1,14 @@
+import hashlib
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import replace as with_changes
 from pathlib import Path
 
 import pytest
 
 import rayway
+from rayway.checkpoint.manifest import Manifest, Marker
 from rayway.errors import CheckpointError, StorageError
 from rayway.storage.objects import Objects
 from rayway.storage.runs import RunFolder
@@ -210,11 +213,6 @@ def test_a_pickle_in_place_of_a_file_never_runs(run, begin, state, tmp_path, fil
 def test_a_pickle_that_manifest_and_marker_vouch_for_never_runs(
     run, begin, state, tmp_path, file
 ) -> None:
-    import hashlib
-    from dataclasses import replace as with_changes
-
-    from rayway.checkpoint.manifest import Manifest, Marker
-
     canary = tmp_path / "canary_H30"
     store = begin(run)
     store.save(12, state(12), {}, "0" * 64)

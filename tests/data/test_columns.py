@@ -1,6 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from rayway.data.columns import to_numpy
 
 FIXED = pa.list_(pa.int16(), 3)
@@ -18,14 +19,17 @@ FIXED = pa.list_(pa.int16(), 3)
             pa.array([[[1], [2]], [[3], [4]], [[5], [6]]], pa.large_list(pa.list_(pa.int64(), 1))),
             np.array([[[1], [2]], [[3], [4]], [[5], [6]]]),
         ),
-        (pa.array([b"ab", b"cd", b"ef"], pa.binary(2)), np.array([[97, 98], [99, 100], [101, 102]], np.uint8)),
+        (
+            pa.array([b"ab", b"cd", b"ef"], pa.binary(2)),
+            np.array([[97, 98], [99, 100], [101, 102]], np.uint8),
+        ),
         (
             pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(3, 2, 2)),
             np.arange(12).reshape(3, 2, 2),
         ),
     ],
     ids=lambda x: str(x.type) if isinstance(x, pa.Array) else "",
-)  # fmt: skip
+)
 def test_fixed_width_columns_become_arrays_also_when_sliced(
     column: pa.Array, want: np.ndarray
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from rayway.data.columns import Columns
 from rayway.data.engine import local_engine
 from rayway.data.plan import Unit

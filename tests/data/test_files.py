@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+
 from rayway.data.files import filesystem_for, read_footer
 from rayway.errors import DataError
 

@@ -8,6 +8,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from rayway.data.index import Index, build_index
 from rayway.errors import DataError
 
@@ -143,7 +144,7 @@ def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
         build_index(str(tmp_path), columns=["id", "lable"])
     with pytest.raises(DataError, match=r"no column 'q9'. It has"):
         build_index(str(tmp_path), columns=["q9"])
-    with pytest.raises(DataError, match="no column of .* is chosen"):
+    with pytest.raises(DataError, match=r"no column of .* is chosen"):
         build_index(str(tmp_path), columns=[])
 
 

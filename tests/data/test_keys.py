@@ -1,6 +1,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rayway.data.keys import Domain, key, mix, mix_array, permutation, sample_keys, uniforms
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rayway.data.index import Index
 from rayway.data.keys import Domain, key, mix
 from rayway.data.plan import ORDER_VERSION, Plan, Stream, plan_order
@@ -88,6 +90,7 @@ def spelled_out(plan: Plan, epoch: int) -> list[list[int]]:
     return [[queues[x].pop(0) if queues[x] else -1 for x in lane_of] for _ in range(steps)]
 
 
+@settings(max_examples=60, deadline=None)
 @given(plans())
 def test_the_order_is_the_one_defined(plan: Plan) -> None:
     steps = plan.steps_per_epoch
@@ -97,6 +100,7 @@ def test_the_order_is_the_one_defined(plan: Plan) -> None:
         assert len(want) == steps
 
 
+@settings(max_examples=60, deadline=None)
 @given(plans())
 def test_an_epoch_holds_each_row_once_and_leaves_out_less_than_a_batch(plan: Plan) -> None:
     total = plan.stream.index.total
@@ -116,6 +120,7 @@ def test_an_epoch_holds_each_row_once_and_leaves_out_less_than_a_batch(plan: Pla
         assert rows == [plan.rows_in_step(first + s) for s in range(plan.steps_per_epoch)]
 
 
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(1, 9), st.integers(0, 100))
 def test_the_ranks_shares_make_up_the_same_global_batch(plan: Plan, world: int, step: int) -> None:
     shares = [plan.ids(step, rank, world) for rank in range(world)]
@@ -124,6 +129,7 @@ def test_the_ranks_shares_make_up_the_same_global_batch(plan: Plan, world: int, 
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(1, 5), st.integers(0, 30), st.integers(1, 12))
 def test_a_rank_reads_what_it_needs_once_in_time_and_nothing_else(
     plan: Plan, world: int, start: int, count: int
@@ -153,6 +159,7 @@ def test_a_rank_reads_what_it_needs_once_in_time_and_nothing_else(
         assert all(unit in every for unit in units), "not in the common order"
 
 
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(1, 9))
 def test_ranks_share_no_lane_where_they_own_whole_bands(plan: Plan, world: int) -> None:
     stream = plan.stream
@@ -260,7 +267,15 @@ def test_golden_ids_in_a_fresh_process() -> None:
     assert ORDER_VERSION == 1
 
 
-@settings(max_examples=20)
+@pytest.mark.timeout(30)
+def test_a_schedule_without_end_ends_where_a_rank_never_has_a_row() -> None:
+    plan = plan_order(index_of([3]), global_batch=8, seed=0, cover="all", lanes=8, bands=8)
+    rows = [len(list(islice(plan.units(rank, 8), 5))) for rank in range(8)]
+    assert sorted(rows) == [0] * 5 + [5] * 3
+
+
+@pytest.mark.timeout(30)
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(0, 200))
 def test_schedules_start_at_any_step_without_walking_there(plan: Plan, start: int) -> None:
     unit = next(plan.units(start=start))

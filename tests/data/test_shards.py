@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from rayway.data.index import Index, build_index
 from rayway.data.plan import Unit, plan_order
 from rayway.data.shards import Reader, SampleRng
@@ -56,9 +58,7 @@ def test_a_row_group_in_memory_is_not_read_again(index: Index) -> None:
     assert reads == [0, 2, 1]
 
 
-def test_reading_costs_one_request_a_row_group_and_one_a_footer(
-    uneven: Path, bucket: Any
-) -> None:
+def test_reading_costs_one_request_a_row_group_and_one_a_footer(uneven: Path, bucket: Any) -> None:
     for file in uneven.iterdir():
         bucket.objects[f"set/{file.name}"] = file.read_bytes()
     index = build_index("s3://bucket/set")
@@ -131,9 +131,7 @@ def test_an_error_in_the_transform_names_the_rows_and_shows_the_users_frames(ind
         ({"x": pa.array(["a"])}, "column 'x' is of type string"),
     ],
 )
-def test_what_a_transform_may_not_return_is_refused(
-    index: Index, result: Any, words: str
-) -> None:
+def test_what_a_transform_may_not_return_is_refused(index: Index, result: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         Reader(index, transform=lambda *_: result)(unit_of((0, 0, 1)))
 
@@ -176,10 +174,9 @@ def test_a_shard_that_changed_since_it_was_indexed_is_named(folder: Callable[...
     index = folder({"x": [1, 2, 3]}, {"x": [1]})
     file = Path(index.root) / "0.parquet"
     content = file.read_bytes()
+    fewer = replace(index, rows=np.array([2, 1]))
     with pytest.raises(DataError, match=r"0\.parquet .* has 3 rows and had 2 when"):
-        changed = Index.from_json(index.to_json())
-        changed.rows[0] = 2
-        Reader(changed)(unit_of((0, 0, 2)))
+        Reader(fewer)(unit_of((0, 0, 2)))
     file.write_bytes(content[:-10])
     with pytest.raises(DataError, match=r"0\.parquet \(row group 0\) cannot be read"):
         Reader(index)(unit_of((0, 0, 1)))

@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rayway.spec.code import leave_code_root
 from rayway.spec.job import BatchSpec, DataSpec, Job, ModelSpec, OptimSpec
+
+settings.register_profile("spec", deadline=None)  # machines are shared; time is not the claim
+settings.load_profile("spec")
 
 JOB = """\
 from rayway.spec.job import BatchSpec, DataSpec, Job, ModelSpec, OptimSpec, ScaleSpec

@@ -30,7 +30,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 def test_values_without_a_name_are_refused() -> None:
     with pytest.raises(SpecError, match=r"by name only, e\.g\. OptimSpec\(name=0\.1\)"):
-        OptimSpec(0.1)  # type: ignore[call-arg, misc]  # that is the point
+        OptimSpec(0.1)  # type: ignore[call-arg, arg-type]  # that is the point
 
 
 def test_all_fields_are_those_of_the_job_and_of_its_sections() -> None:

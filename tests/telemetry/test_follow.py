@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rayway.errors import StorageError
 from rayway.telemetry.events import encode
-from rayway.telemetry.follow import Tail
+from rayway.telemetry.follow import LineTail, Tail
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=8), count=st.integers(0, 6))
@@ -37,3 +37,14 @@ def test_storage_that_fails_is_a_look_that_sees_nothing() -> None:
         raise StorageError("no answer")
 
     assert Tail(fail).poll() == []
+
+
+def test_lines_come_once_and_whole(tmp_path: Path) -> None:
+    log = tmp_path / "out"
+    tail = LineTail(lambda: log.open("rb"))
+    assert tail.poll() == []
+    log.write_bytes("grüße\nhal".encode())
+    assert tail.poll() == ["grüße"]
+    with log.open("ab") as more:
+        more.write(b"b\n\xff\n")
+    assert tail.poll() == ["halb", "\ufffd"]

@@ -1,5 +1,6 @@
 """What is said when a run has ended, and with which code the command exits."""
 
+import shlex
 import sys
 
 from rayway.errors import StoppedError
@@ -14,6 +15,6 @@ DEFAULT_STORAGE = "./runs"
 def report_ending(url: str, *, state: str, storage: str) -> int:
     """Print a run's summary to stderr and return the exit code of its state."""
     facts = read_run(RunFolder.open(url))
-    where = "" if storage == DEFAULT_STORAGE else f" --storage {storage}"
+    where = "" if storage == DEFAULT_STORAGE else f" --storage {shlex.quote(storage)}"
     print_page(summary(facts, see=f"rayway show {facts.run_id}{where}"), sys.stderr)
     return 0 if state == "FINISHED" else StoppedError.exit_code

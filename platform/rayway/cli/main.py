@@ -14,6 +14,7 @@ from rayway.cli.run import run
 from rayway.cli.runs import runs
 from rayway.cli.show import show
 from rayway.errors import RaywayError, StoppedError
+from rayway.telemetry.printable import printable_lines
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -35,7 +36,7 @@ def main() -> None:
     try:
         rayway(standalone_mode=False)
     except RaywayError as error:
-        print(f"rayway: {error}", file=sys.stderr)  # noqa: T201 - the one place that prints errors
+        print(f"rayway: {printable_lines(str(error))}", file=sys.stderr)  # noqa: T201 - the one place that prints errors
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

@@ -261,6 +261,8 @@ class Plan:
     ) -> Iterator[tuple[int, int, Unit]]:
         """Yield (first step that needs it, lane, unit) of one lane."""
         step, steps, width = start, self.steps_per_epoch, part.width
+        if not part.owns_any(0, self.stream.limit(0, part.lane)):
+            return  # the same in every epoch: it would look for a row for ever
         while stop is None or step < stop:
             epoch, into_epoch = divmod(step, steps)
             lane, limit = self.stream.lane(epoch, part.lane), self.stream.limit(epoch, part.lane)

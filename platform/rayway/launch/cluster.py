@@ -25,7 +25,7 @@ from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import _enable_token_auth
 from ray._private.node import Node
 from ray._private.parameter import RayParams
-from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # it is Cython
 
 from rayway.errors import ClusterError
 
@@ -76,7 +76,7 @@ def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
             "This process is connected to a Ray cluster already, and rayway starts one of its own. "
             "Call ray.shutdown() first."
         )
-    _remove_folders_of_the_dead()
+    remove_folders_of_the_dead(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
     node: Node | None = None
     settings = {
@@ -158,9 +158,9 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _remove_folders_of_the_dead() -> None:
+def remove_folders_of_the_dead(temporary: Path) -> None:
     """Remove the folders of runs that were killed and could not do it themselves."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+    for folder in temporary.glob(f"{_FOLDER_PREFIX}*-*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
         abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
         if abandoned and pid.isdigit() and not psutil.pid_exists(int(pid)):

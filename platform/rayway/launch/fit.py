@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Protocol
 
 from rayway.checkpoint.catalog import committed
 from rayway.data.index import Index
@@ -33,9 +33,13 @@ from rayway.storage.runs import (
     find_run,
     new_run_id,
 )
-from rayway.telemetry.alive import Heartbeat, judge_life, this_place
+from rayway.telemetry.alive import Heartbeat, sign_of_life
 from rayway.telemetry.console import Progress
 from rayway.train.failure import RankError
+from rayway.train.watch import refuse_running
+
+LOST = "LOST"
+"""How an attempt ended that another one follows. The run itself has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +133,6 @@ def resume(
         TrainingError: Training failed; the message and the run's folder say why.
     """
     folder = find_run(ref, storage)
-    resolved = job_from_json(folder.job_json())
     newest = folder.newest_attempt()
     end = folder.read(attempt_key(newest, "end.json")) if newest else None
     if end is not None and end.get("state") == "FINISHED":
@@ -137,7 +140,8 @@ def resume(
             on_start(folder.run_id)
         return RunResult(run_id=folder.run_id, url=folder.url, state="FINISHED")
     if end is None and newest:
-        _refuse_running(folder, newest)
+        refuse_running(folder, newest)
+    resolved = job_from_json(folder.job_json())
     workers = resolved.job.scale.workers if workers is None else workers
     check_scale(resolved.job, workers=workers)
     _check_reach(folder.objects, workers)
@@ -162,56 +166,60 @@ def _train(
         _workers(job, workers) as group,
     ):
         while True:
-            state, life = _live(folder, group, screen, workers=workers)
-            if state is not None:
-                return RunResult(run_id=folder.run_id, url=folder.url, state=state)
-            lives.append(life)
-            decision = plan_next(lives, max_attempts=job.scale.max_attempts)
-            if not isinstance(decision, Again):
-                _write_failure(folder, life, decision.reason)
-                raise _as_error(folder, life, decision.reason)
-            _write_failure(folder, life, life.what)
-            if folder.objects.exists(STOP_KEY):
-                raise _as_error(folder, life, f"{life.what}, after the run was asked to stop")
-            screen.note(
-                f"attempt {life.attempt} ended: {life.what}. "
-                f"Going on from step {life.to_step} in a new attempt."
-            )
-            time.sleep(decision.after_s)
+            attempt, from_step = _begin_attempt(folder, workers)
+            alive_key = attempt_key(attempt, "alive.json")
+            with Heartbeat(lambda data, key=alive_key: folder.objects.put(key, data)):  # type: ignore[misc]  # mypy does not infer a lambda's default
+                with screen.follow(folder, attempt):
+                    state, life = _live(folder, group, attempt, from_step)
+                if state is not None:
+                    return RunResult(run_id=folder.run_id, url=folder.url, state=state)
+                lives.append(life)
+                decision = plan_next(lives, max_attempts=job.scale.max_attempts)
+                stopped = folder.objects.exists(STOP_KEY)
+                if not isinstance(decision, Again) or stopped:
+                    reason = life.what if isinstance(decision, Again) else decision.reason
+                    _write_end(folder, life, "FAILED", reason)
+                    raise _as_error(folder, life, reason)
+                _write_end(folder, life, LOST, life.what)
+                screen.note(
+                    f"attempt {attempt} ended: {life.what}. "
+                    f"Going on from step {life.to_step} in a new attempt."
+                )
+                time.sleep(decision.after_s)
 
 
-def _live(
-    folder: RunFolder, group: Workers, screen: "_Screen", *, workers: int
-) -> tuple[str | None, Life]:
-    """Run one attempt: the state if it ended well, and what is known of its life."""
+def _begin_attempt(folder: RunFolder, workers: int) -> tuple[int, int]:
+    """Take the next attempt's number; return it and the step it will begin at."""
     from_step = _newest_step(folder)
     attempt = folder.next_attempt(
         {
             "workers": workers,
             "from_step": from_step,
             "started_at": time.time(),
-            "host": platform.node(),
             "python": platform.python_version(),
             "rayway": version("rayway"),
+            **sign_of_life(),
         }
     )
-    alive_key = attempt_key(attempt, "alive.json")
+    return attempt, from_step
+
+
+def _live(
+    folder: RunFolder, group: Workers, attempt: int, from_step: int
+) -> tuple[str | None, Life]:
+    """Run one attempt: the state if it ended well, and what is known of its life."""
     state, failure, what = None, None, ""
-    with (
-        Heartbeat(lambda data: folder.objects.put(alive_key, data)),
-        screen.follow(folder, attempt),
-    ):
-        try:
-            state = group.run(folder.url, attempt)
-        except KeyboardInterrupt:
-            record = {"state": "STOPPED", "reason": "aborted by a second signal"}
-            folder.write(attempt_key(attempt, "end.json"), record)
+    try:
+        state = group.run(folder.url, attempt)
+    except KeyboardInterrupt:
+        record = {"state": "STOPPED", "reason": "aborted by a second signal"}
+        folder.write(attempt_key(attempt, "end.json"), record)
+        raise
+    except Exception as error:
+        failure = _first_failure(folder, attempt)
+        if failure is None and isinstance(error, RaywayError):
             raise
-        except Exception as error:
-            failure = _first_failure(folder, attempt)
-            if failure is None and isinstance(error, RaywayError):
-                raise
-            what = _in_words(failure) if failure else str(error)
+        what = _in_words(failure) if failure else str(error)
     life = Life(
         attempt=attempt,
         from_step=from_step,
@@ -252,10 +260,10 @@ def _as_error(folder: RunFolder, life: Life, reason: str) -> RaywayError:
     return error
 
 
-def _write_failure(folder: RunFolder, life: Life, reason: str) -> None:
+def _write_end(folder: RunFolder, life: Life, state: str, reason: str) -> None:
     folder.write(
         attempt_key(life.attempt, "end.json"),
-        {"state": "FAILED", "reason": reason, "step": life.to_step},
+        {"state": state, "reason": reason, "step": life.to_step},
     )
 
 
@@ -289,18 +297,6 @@ def _refuse_taken(objects: Objects, run_id: str) -> None:
         raise SpecError(
             f"run {run_id} exists already in {objects.url}. Go on with it: rayway resume {run_id}. "
             f"Or give another --run-id."
-        )
-
-
-def _refuse_running(folder: RunFolder, attempt: int) -> None:
-    sign: dict[str, Any] | None = folder.read(attempt_key(attempt, "alive.json"))
-    if sign is None:
-        return
-    verdict = judge_life(sign, now=time.time(), here=this_place())
-    if verdict.alive:
-        raise SpecError(
-            f"run {folder.run_id} is still running: {verdict.because}. Stop it first, or wait: a "
-            f"run that gives no sign of life for 30 s can be resumed."
         )
 
 

@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
-from rayway.storage.runs import STOP_KEY, RunFolder, events_key
+from rayway.storage.runs import STOP_KEY, RunFolder, events_key, output_key
 from rayway.telemetry.console import Progress
-from rayway.telemetry.follow import Tail
+from rayway.telemetry.follow import LineTail, Tail
 
 _POLL_S = 0.1
 
 
 class Follower:
-    """Shows the events of an attempt's rank 0 as they come."""
+    """Shows the events of an attempt's rank 0, and what it prints, as they come."""
 
     def __init__(self, folder: RunFolder, attempt: int, progress: Progress) -> None:
-        key = events_key(attempt, 0)
-        self._tail = Tail(lambda: folder.objects.open_read(key))
+        events, output = events_key(attempt, 0), output_key(attempt, 0, "out")
+        self._events = Tail(lambda: folder.objects.open_read(events))
+        self._output = LineTail(lambda: folder.objects.open_read(output))
         self._progress = progress
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
@@ -44,7 +45,9 @@ class Follower:
         self._look()  # what came with the end
 
     def _look(self) -> None:
-        for record in self._tail.poll():
+        for line in self._output.poll():
+            self._progress.note(line)
+        for record in self._events.poll():
             self._progress.feed(record)
         self._progress.refresh()
 

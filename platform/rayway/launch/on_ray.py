@@ -1,5 +1,6 @@
 """An attempt on Ray: as many workers as asked for, each running one rank."""
 
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,10 +129,9 @@ def ray_workers(job: Job, *, workers: int) -> Iterator[RayWorkers]:
 def _warm_up() -> None:
     """Import torch and Ray Train while the cluster starts: two seconds less to wait."""
 
-    def import_both() -> None:
-        import rayway.launch.gang  # noqa: PLC0415
-
-    threading.Thread(target=import_both, name="warm-up", daemon=True).start()
+    threading.Thread(
+        target=importlib.import_module, args=("rayway.launch.gang",), name="warm-up", daemon=True
+    ).start()
 
 
 def _gpus_per_worker(job: Job, workers: int) -> int:
@@ -147,16 +147,14 @@ def _gpus_per_worker(job: Job, workers: int) -> int:
 
 
 def _who_died(error: Any) -> str:
-    failures = error.worker_failures
-    died = sorted(
-        rank for rank, cause in failures.items() if isinstance(cause, ray.exceptions.RayActorError)
-    )
-    if died:
-        ranks = ", ".join(map(str, died))
-        return (
-            f"the worker process of rank {ranks} died (killed, crashed, or out of memory)"
-            if len(died) == 1
-            else f"the worker processes of ranks {ranks} died (killed, crashed, or out of memory)"
-        )
-    ranks = ", ".join(map(str, sorted(failures)))
-    return f"rank {ranks} failed"
+    """Say which worker processes went away. Others only noticed it: their collectives failed."""
+    dead = sorted(
+        rank for rank, cause in error.worker_failures.items() if _is_death(cause)
+    ) or sorted(error.worker_failures)
+    which = f"process of rank {dead[0]}" if len(dead) == 1 else f"processes of ranks {dead}"
+    return f"the worker {which} died (killed, crashed, or out of memory)"
+
+
+def _is_death(cause: BaseException) -> bool:
+    cause = getattr(cause, "health_check_failure", cause)
+    return isinstance(cause, ray.exceptions.RayActorError)

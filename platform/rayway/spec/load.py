@@ -26,10 +26,13 @@ from rayway.spec.layers import (
     layer_of_yaml,
     merge,
 )
+from rayway.spec.section import Section
 from rayway.spec.suggest import nearest
 from rayway.spec.yaml12 import read_yaml
 
 JSON_SCHEMA_VERSION = 1
+OWN_LOOP = "own_loop"
+"""The key in job.json of a run whose loop is a script of the user's."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _LOCAL_FIELDS = ("data", "train"), ("data", "validation")
@@ -160,7 +163,8 @@ def job_from_json(text: str) -> Resolved:
     """Return what ``job_to_json`` has written.
 
     Raises:
-        SpecError: It is not a job.json, is damaged, or was written by a newer rayway.
+        SpecError: It is not a job.json, is damaged, was written by a newer rayway, or belongs to
+            the own loop of a script.
     """
     try:
         record = json.loads(text, object_pairs_hook=_without_duplicates)
@@ -171,6 +175,12 @@ def job_from_json(text: str) -> Resolved:
         raise SpecError(
             f"job.json: has schema {version!r}; this rayway reads {JSON_SCHEMA_VERSION}. "
             "Use the rayway that wrote it."
+        )
+    if OWN_LOOP in record:
+        script = (record[OWN_LOOP] or {}).get("script") or "the program or notebook"
+        raise SpecError(
+            "this run was made by a script with a loop of its own, and only the script can go on "
+            f"with it: start {script} again, it continues at the newest checkpoint."
         )
     values, origins, root = (record.get(key) for key in ("job", "origins", "code_root"))
     if not isinstance(values, dict) or not isinstance(origins, dict) or not isinstance(root, str):
@@ -185,7 +195,7 @@ def job_from_json(text: str) -> Resolved:
     )
 
 
-def job_hash(job: Job) -> str:
+def job_hash(job: Section) -> str:
     """Return the SHA-256, in hex, of the job's values; the same for equal jobs in any process."""
     canonical = json.dumps(
         job.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
@@ -209,14 +219,18 @@ def _settle(layers: list[Layer]) -> tuple[Job, dict[str, str]]:
 def _with_absolute_paths(layer: Layer) -> Layer:
     """Let relative data paths count from the current folder; workers run in another one."""
     return [
-        replace(setting, value=os.path.abspath(os.path.expanduser(setting.value)))
-        if setting.path in _LOCAL_FIELDS
-        and isinstance(setting.value, str)
-        and setting.value.strip()
-        and not _URL.match(setting.value)
+        replace(setting, value=absolute_place(setting.value))
+        if setting.path in _LOCAL_FIELDS and isinstance(setting.value, str)
         else setting
         for setting in layer
     ]
+
+
+def absolute_place(place: str) -> str:
+    """Return a local path as an absolute one; a URL, or no path at all, stays as it is."""
+    if not place.strip() or _URL.match(place):
+        return place
+    return os.path.abspath(os.path.expanduser(place))
 
 
 def _near_modules(name: str) -> str:

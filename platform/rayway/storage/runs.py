@@ -8,7 +8,7 @@
     attempts/001/               one life of the worker group
         attempt.json            its number is taken by creating this, exclusively
         events-00000.jsonl      what a rank went through; error-00000.json: what it died of
-        logs/rank-00000.log     what a rank's process printed
+        logs/rank-00000.out     what a rank's process printed; .err: to stderr
         alive.json  end.json    the driver's heartbeat; how the attempt ended
     checkpoints/newest.json     the checkpoint announced last
     checkpoints/step-00000500.attempt-001/
@@ -50,9 +50,9 @@ def events_key(attempt: int, rank: int) -> str:
     return attempt_key(attempt, f"events-{rank:05d}.jsonl")
 
 
-def output_key(attempt: int, rank: int) -> str:
-    """Return the key of what a rank's process printed."""
-    return attempt_key(attempt, f"logs/rank-{rank:05d}.log")
+def output_key(attempt: int, rank: int, stream: str) -> str:
+    """Return the key of what a rank's process printed to a stream, ``out`` or ``err``."""
+    return attempt_key(attempt, f"logs/rank-{rank:05d}.{stream}")
 
 
 def error_key(attempt: int, rank: int) -> str:

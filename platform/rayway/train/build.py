@@ -74,7 +74,7 @@ def settle_buckets(
     buffers = {name: value.clone() for name, value in state.model.named_buffers()}
     for _ in range(2):
         seed_forward(seed, step=0, first_slot=0)
-        (loss_function(state.replica, batch).sum * 0).backward()
+        torch.autograd.backward(loss_function(state.replica, batch).sum * 0)
     state.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, value in state.model.named_buffers():

@@ -7,7 +7,8 @@ from rayway.checkpoint.policy import save_due
 from rayway.data.index import Index
 from rayway.data.plan import Plan, plan_order
 from rayway.errors import SpecError
-from rayway.spec.job import Job
+from rayway.spec.job import Job, OptimSpec
+from rayway.spec.own import OwnSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Course:
     evaluate_due: Callable[[int], bool]
 
 
-def plan_training(job: Job, index: Index) -> Plan:
+def plan_training(job: Job | OwnSpec, index: Index) -> Plan:
     """Return the order of a job's training samples.
 
     Raises:
@@ -64,12 +65,17 @@ def plan_course(job: Job, plan: Plan) -> Course:
     )
 
 
+def count_steps(length: OptimSpec | OwnSpec, plan: Plan) -> int:
+    """Return how many steps a training of so many steps or epochs has."""
+    if length.steps is not None:
+        return length.steps
+    assert length.epochs is not None, "the spec has one of the two"
+    return max(round(length.epochs * plan.steps_per_epoch), 1)
+
+
 def _count_steps(job: Job, plan: Plan) -> int:
-    if job.optim.steps is not None:
-        return job.optim.steps
-    assert job.optim.epochs is not None, "the spec has one of the two"
-    steps = max(round(job.optim.epochs * plan.steps_per_epoch), 1)
-    if job.optim.warmup_steps > steps:
+    steps = count_steps(job.optim, plan)
+    if job.optim.epochs is not None and job.optim.warmup_steps > steps:
         raise SpecError(
             f"optim.warmup_steps={job.optim.warmup_steps} is longer than the training: "
             f"optim.epochs={job.optim.epochs:g} of {plan.steps_per_epoch} steps are {steps} steps. "

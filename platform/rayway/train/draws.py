@@ -41,5 +41,5 @@ def _seed_all(word: int) -> None:
     np.random.seed(word & 0xFFFFFFFF)  # user code may use the old global generator
     # torch.manual_seed costs 100 us, as it looks for every kind of device; this costs 1 us
     torch.default_generator.manual_seed(word & 0x7FFFFFFFFFFFFFFF)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch
         torch.cuda.manual_seed(word & 0x7FFFFFFFFFFFFFFF)

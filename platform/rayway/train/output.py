@@ -4,40 +4,50 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import IO
 
 from rayway.storage.runs import RunFolder, output_key
+
+_STREAMS = {"out": 1, "err": 2}
 
 
 @contextmanager
 def keep_output(run_url: str, attempt: int, rank: int) -> Iterator[None]:
     """Send this process's stdout and stderr into the run folder, what libraries print included.
 
-    A local folder is written as the lines come; another one at the end.
+    A local folder gets the lines as they come; another one gets them at the end.
     """
     folder = RunFolder.open(run_url)
-    key = output_key(attempt, rank)
+    with ExitStack() as stack:
+        for stream, descriptor in _STREAMS.items():
+            key = output_key(attempt, rank, stream)
+            stack.enter_context(_redirect(descriptor, folder, key))
+        yield
+
+
+@contextmanager
+def _redirect(descriptor: int, folder: RunFolder, key: str) -> Iterator[None]:
     local = folder.objects.local_path(key)
     if local is not None:
-        folder.objects.append(key, b"")  # makes the folders
-        with local.open("ab", buffering=0) as file:
-            _redirect(file.fileno())
-            yield
-        return
-    with tempfile.TemporaryFile(buffering=0) as file:
-        _redirect(file.fileno())
+        folder.objects.append(key, b"")  # makes the folders above it
+    with (tempfile.TemporaryFile() if local is None else local.open("ab")) as file:
+        before = os.dup(descriptor)
+        _flush()
+        os.dup2(file.fileno(), descriptor)
         try:
             yield
         finally:
             _flush()
-            file.seek(0)
-            folder.objects.put(key, file.read())
+            os.dup2(before, descriptor)
+            os.close(before)
+            if local is None:
+                _upload(file, folder, key)
 
 
-def _redirect(descriptor: int) -> None:
-    _flush()
-    os.dup2(descriptor, sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    os.dup2(descriptor, sys.__stderr__.fileno() if sys.__stderr__ else 2)
+def _upload(file: IO[bytes], folder: RunFolder, key: str) -> None:
+    file.seek(0)
+    folder.objects.put(key, file.read())
 
 
 def _flush() -> None:

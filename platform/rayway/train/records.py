@@ -15,6 +15,10 @@ from rayway.train.step import StepReport
 
 _LAG_ON_GPU = 8
 _EMPTY = -1
+_ADVICE = (
+    "Lower optim.lr, lengthen optim.warmup_steps, clip with optim.max_norm, or look at the step's "
+    "samples with --set trace=true."
+)
 
 
 class NumericsError(TrainingError):
@@ -32,6 +36,7 @@ class StepRecords:
         rows_in_step: Rows of the global batch after so many finished steps.
         trace_slots: Gather the sample ids of each step from all ranks, each of which has at most
             so many slots; ``None``: do not.
+        advice: What to do about numbers that are not finite.
     """
 
     def __init__(
@@ -40,10 +45,12 @@ class StepRecords:
         *,
         rows_in_step: Callable[[int], int],
         trace_slots: int | None,
+        advice: str = _ADVICE,
     ) -> None:
         self._write = write
         self._rows_in_step = rows_in_step
         self._trace_slots = trace_slots
+        self._advice = advice
         self._waiting: deque[tuple[StepReport, list[int] | None]] = deque()
 
     def on_step(self, report: StepReport, micro_batches: Sequence[MicroBatch]) -> None:
@@ -66,7 +73,8 @@ class StepRecords:
             self._record(*self._waiting.popleft())
 
     def _record(self, report: StepReport, ids: list[int] | None) -> None:
-        loss, grad_norm = report.loss(), report.grad_norm.item()
+        loss = report.loss()
+        grad_norm = None if report.grad_norm is None else report.grad_norm.item()
         if self._write is not None:
             record = {
                 "type": "step",
@@ -79,11 +87,11 @@ class StepRecords:
             if ids is not None:
                 record["ids"] = ids
             self._write(record)
-        if not np.isfinite(loss) or not np.isfinite(grad_norm):
+        if not np.isfinite(loss) or not (grad_norm is None or np.isfinite(grad_norm)):
+            norm = "" if grad_norm is None else f" and the gradient's norm {grad_norm}"
             raise NumericsError(
-                f"step {report.step}: the loss is {loss} and the gradient's norm {grad_norm}. "
-                f"Lower optim.lr, lengthen optim.warmup_steps, clip with optim.max_norm, or look "
-                f"at the step's samples with --set trace=true. Nothing of it was saved."
+                f"step {report.step}: the loss is {loss}{norm}. {self._advice} "
+                f"Nothing of it was saved."
             )
 
 

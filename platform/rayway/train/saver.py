@@ -11,6 +11,7 @@ from rayway.data.plan import Plan
 from rayway.errors import CheckpointError
 from rayway.spec.job import Job
 from rayway.spec.load import job_hash
+from rayway.spec.own import OwnSpec
 from rayway.telemetry.events import EventLog
 from rayway.train.ranks import dp_size
 from rayway.train.state import TrainState, to_host
@@ -26,7 +27,7 @@ class Saver:
     """
 
     def __init__(
-        self, store: CheckpointStore, log: EventLog, *, job: Job, plan: Plan, writes: bool
+        self, store: CheckpointStore, log: EventLog, *, job: Job | OwnSpec, plan: Plan, writes: bool
     ) -> None:
         self._store = store
         self._log = log
@@ -88,6 +89,7 @@ class Saver:
         )
 
     def _facts(self, state: TrainState) -> dict[str, Any]:
+        others = state.facts()
         return {
             "state_version": STATE_VERSION,
             "step": state.step,
@@ -98,6 +100,5 @@ class Saver:
             "world_size": dp_size(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            **({"others": others} if others else {}),
         }
-
-

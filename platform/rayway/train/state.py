@@ -5,14 +5,16 @@ tensors are those of the parameters, so they do not depend on the order of param
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rayway.errors import CheckpointError
+from rayway.train.stateful import Stateful, pack, unpack
 
 _SHOWN = 5
 
@@ -30,12 +32,37 @@ class TrainState:
     optimizer: Optimizer
     step: int = 0
 
+    others: Mapping[str, Stateful] = field(default_factory=dict)
+    """What else an own loop has saved, by name."""
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors to store, by file stem and name. They are not copies."""
-        return {"model": dict(self.model.state_dict()), "optimizer": self._moments()}
+        others = {
+            f"other-{name}": pack(other.state_dict(), name=name)[1]
+            for name, other in self.others.items()
+        }
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self._moments(),
+            **{stem: found for stem, found in others.items() if found},
+        }
 
-    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+    def facts(self) -> dict[str, JsonValue]:
+        """Return what is to be stored of the others and is no tensor, by name."""
+        return {name: pack(other.state_dict(), name=name)[0] for name, other in self.others.items()}
+
+    def restore(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        step: int,
+        facts: Mapping[str, JsonValue] | None = None,
+    ) -> None:
         """Take over a checkpoint's tensors; the model must have exactly their names and shapes.
+
+        Args:
+            tensors: What ``tensors`` returned, by file stem and name.
+            step: Finished optimizer updates.
+            facts: What ``facts`` returned.
 
         Raises:
             CheckpointError: Names are missing, unexpected or of another shape or dtype.
@@ -44,6 +71,14 @@ class TrainState:
         _refuse_difference("model", model, tensors["model"])
         self.model.load_state_dict(dict(tensors["model"]), strict=True)
         self._restore_moments(tensors["optimizer"])
+        facts = facts or {}
+        if set(facts) != set(self.others):
+            raise CheckpointError(
+                f"The checkpoint also holds the state of {sorted(facts)}, and this loop has "
+                f"{sorted(self.others)}. Give it the same, or start a new run."
+            )
+        for name, other in self.others.items():
+            other.load_state_dict(unpack(facts[name], tensors.get(f"other-{name}", {})))
         self.step = step
 
     def _names(self) -> dict[Tensor, str]:
@@ -70,7 +105,9 @@ class TrainState:
                 f"The checkpoint holds optimizer state of {len(unknown)} parameters that the model "
                 f"does not have: {', '.join(unknown[:_SHOWN])}. Resume with the job it was made by."
             )
-        order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        order = [
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
         position = {parameter: i for i, parameter in enumerate(order)}
         layout: dict[str, Any] = self.optimizer.state_dict()
         layout["state"] = {

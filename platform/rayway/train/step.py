@@ -39,8 +39,8 @@ class StepReport:
     totals: Tensor
     """Sum of losses, sum of weights, ranks that saw a request to stop; over all ranks; float64."""
 
-    grad_norm: Tensor
-    """L2 norm of the whole gradient before clipping, shape ()."""
+    grad_norm: Tensor | None
+    """L2 norm of the whole gradient before clipping, shape (). ``None``: it was not measured."""
 
     lr: float
 
@@ -101,7 +101,7 @@ def train_step(
             totals[1] += loss.weight
             if i == last:
                 pending = start_sum(totals)  # travels beside the backward pass
-            (loss.sum / rows).backward()
+            torch.autograd.backward(loss.sum / rows)
 
     assert pending is not None
     totals = pending.wait()
@@ -175,7 +175,7 @@ def checked(loss: object) -> Loss:
 def _gradients_stay_local(replica: nn.Module, *, stay: bool) -> AbstractContextManager[None]:
     """Sync gradients over ranks in the last micro-batch only."""
     if stay and isinstance(replica, DistributedDataParallel):
-        return replica.no_sync()  # type: ignore[no-any-return]  # torch leaves it untyped
+        return replica.no_sync()
     return nullcontext()
 
 

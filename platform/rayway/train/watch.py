@@ -1,13 +1,32 @@
 """Looking out, beside training, for what others put into the run folder."""
 
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
-from rayway.errors import RaywayError, StorageError
-from rayway.storage.runs import STOP_KEY, RunFolder
+from rayway.errors import RaywayError, SpecError, StorageError
+from rayway.storage.runs import STOP_KEY, RunFolder, attempt_key
+from rayway.telemetry.alive import judge_life, this_place
 
 _EVERY_S = 0.5
+
+
+def refuse_running(folder: RunFolder, attempt: int) -> None:
+    """Look for signs of life of an attempt that another one is to follow.
+
+    Raises:
+        SpecError: It is still running.
+    """
+    sign = folder.read(attempt_key(attempt, "alive.json"))
+    if sign is None:
+        return
+    verdict = judge_life(sign, now=time.time(), here=this_place())
+    if verdict.alive:
+        raise SpecError(
+            f"run {folder.run_id} is still running: {verdict.because}. Stop it first, or wait: a "
+            f"run that gives no sign of life for 30 s can be resumed."
+        )
 
 
 class FencedError(RaywayError):

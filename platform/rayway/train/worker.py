@@ -22,11 +22,12 @@ from rayway.spec.batch import plan_batch
 from rayway.spec.code import enter_code_root
 from rayway.spec.job import Job
 from rayway.spec.load import import_object, job_from_json
+from rayway.spec.own import OwnSpec
 from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
 from rayway.telemetry.events import EventLog
 from rayway.train.build import build_state, learning_rate, settle_buckets
 from rayway.train.clock import Clock
-from rayway.train.course import Course, plan_course, plan_training
+from rayway.train.course import plan_course, plan_training
 from rayway.train.evaluate import evaluate
 from rayway.train.failure import describe_failure
 from rayway.train.loop import Errands, device_for, train
@@ -87,14 +88,12 @@ def read_data(folder: RunFolder) -> tuple[Index, Index | None]:
     )
 
 
-def _train(
-    task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack: ExitStack
-) -> str:
+def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack: ExitStack) -> str:
     clock = Clock()
     resolved = job_from_json(folder.job_json())
     enter_code_root(resolved.code_root)
     job = resolved.job
-    torch.set_num_threads(job.scale.cpus_per_worker)
+    torch.set_num_threads(max(int(job.scale.cpus_per_worker), 1))
     index, validation = read_data(folder)
     plan = plan_training(job, index)
     course = plan_course(job, plan)
@@ -107,19 +106,19 @@ def _train(
     loaded = saver.find()
     first = loaded.step if loaded else 0
     batches = stack.enter_context(
-        _training_feed(job, plan, index, rank=task.rank, first=first, last=course.steps)
+        training_feed(job, plan, index, rank=task.rank, first=first, last=course.steps)
     )
     device = device_for(task.local_rank)
     state = life.state = build_state(job, device)
     if dp_size() > 2:
-        with _training_feed(job, plan, index, rank=task.rank, first=0, last=1) as probe:
+        with training_feed(job, plan, index, rank=task.rank, first=0, last=1) as probe:
             sample = on_device(next(probe), device)[0]
         settle_buckets(state, settings.loss_function, sample.columns, seed=job.seed)
     if loaded is not None:
         state.restore(loaded.tensors, loaded.step)
     watch = stack.enter_context(Watch(folder, task.attempt)) if writes else None
     if writes:
-        log.append(_start_event(task, first, course, device))
+        log.append(start_event(task.attempt, first=first, steps=course.steps, device=device))
     clock.lap("setup_s")
 
     def evaluate_now(state: TrainState) -> None:
@@ -153,7 +152,15 @@ def _train(
     barrier()  # no rank ends, and with it the group, before all are through
     ending = "FINISHED" if done else "STOPPED"
     if writes:
-        _write_end(folder, log, task.attempt, ending, state, clock)
+        write_end(
+            folder,
+            log,
+            attempt=task.attempt,
+            ending=ending,
+            reason="all steps done" if done else "asked to stop",
+            state=state,
+            clock=clock,
+        )
     return ending
 
 
@@ -166,9 +173,10 @@ def _step_settings(job: Job) -> StepSettings:
     )
 
 
-def _training_feed(
-    job: Job, plan: Plan, index: Index, *, rank: int, first: int, last: int
+def training_feed(
+    job: Job | OwnSpec, plan: Plan, index: Index, *, rank: int, first: int, last: int
 ) -> Feed:
+    """Return a rank's micro-batches of the steps [first, last)."""
     return Feed(
         plan,
         index,
@@ -199,20 +207,26 @@ def _validation_feed(job: Job, index: Index, *, rank: int) -> Feed:
     )
 
 
-def _transform(job: Job) -> Any:
+def _transform(job: Job | OwnSpec) -> Any:
     return None if job.data.transform is None else import_object(job.data.transform)
 
 
-def _start_event(
-    task: RankTask, first: int, course: Course, device: torch.device
-) -> dict[str, Any]:
+def start_event(attempt: int, *, first: int, steps: int, device: torch.device) -> dict[str, Any]:
+    """Return what an attempt records of its beginning.
+
+    Args:
+        attempt: Its number.
+        first: Steps that were finished before it.
+        steps: Finished steps at which the run ends.
+        device: What this rank trains on.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
         "type": "start",
-        "attempt": task.attempt,
+        "attempt": attempt,
         "world_size": dp_size(),
         "from_step": first,
-        "steps": course.steps,
+        "steps": steps,
         "device": device.type,
         "device_name": name or platform.machine(),
         "host": platform.node(),
@@ -220,12 +234,20 @@ def _start_event(
     }
 
 
-def _write_end(
-    folder: RunFolder, log: EventLog, attempt: int, ending: str, state: TrainState, clock: Clock
+def write_end(
+    folder: RunFolder,
+    log: EventLog,
+    *,
+    attempt: int,
+    ending: str,
+    reason: str,
+    state: TrainState,
+    clock: Clock,
 ) -> None:
+    """Record how an attempt ended that did not fail, and the weights it ended with."""
     record: dict[str, Any] = {
         "state": ending,
-        "reason": "all steps done" if ending == "FINISHED" else "asked to stop",
+        "reason": reason,
         "step": state.step,
         "clock": clock.seconds(),
         "weights_sha256": weights_sha256(to_host(state.tensors())["model"]),

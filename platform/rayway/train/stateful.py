@@ -1,0 +1,121 @@
+"""The state of what is neither model nor optimizer, as tensors and plain JSON.
+
+A learning-rate scheduler, a gradient scaler or a moving average of weights has a ``state_dict``: a
+tree of dicts, lists, numbers, text and tensors. Tensors go into a file of their own, the rest
+becomes JSON that gives back tuples, infinities and keys that are numbers. No pickle is made.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rayway.errors import CheckpointError
+
+
+class Stateful(Protocol):
+    """What has a state to save, as torch's own classes have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take over a state."""
+
+
+class OptimizerRest:
+    """What an optimizer holds beside its tensors: its groups' settings, and plain values.
+
+    A scheduler changes the groups' learning rate in place, and some optimizers count in Python.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings of each group, and by parameter what is no tensor."""
+        groups = self._optimizer.param_groups
+        values = {
+            name: {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+            for name, parameter in self._parameters.items()
+            if (state := self._optimizer.state.get(parameter))
+        }
+        return {
+            "groups": [{k: v for k, v in group.items() if k != "params"} for group in groups],
+            "values": {name: found for name, found in values.items() if found},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take over a state; parameters and groups must be those it was made with.
+
+        Raises:
+            CheckpointError: They are not.
+        """
+        groups, stored = self._optimizer.param_groups, state_dict["groups"]
+        if len(groups) != len(stored):
+            raise CheckpointError(
+                f"The checkpoint's optimizer has {len(stored)} parameter groups and this one "
+                f"{len(groups)}. Make it as before, or start a new run."
+            )
+        for group, settings in zip(groups, stored, strict=True):
+            group.update(settings)
+        for name, found in state_dict["values"].items():
+            self._optimizer.state[self._parameters[name]].update(found)
+
+
+def pack(state: object, *, name: str) -> tuple[JsonValue, dict[str, Tensor]]:
+    """Return a state as JSON, and its tensors by their place in it.
+
+    Args:
+        state: What a ``state_dict`` returned.
+        name: What the state is of, for the message.
+
+    Raises:
+        CheckpointError: Something in it is neither a tensor nor plain data.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def plain(value: object, place: str) -> JsonValue:
+        match value:
+            case Tensor():
+                tensors[place] = value
+                return {"tensor": place}
+            case float() if not isfinite(value):
+                return {"float": repr(value)}
+            case None | bool() | int() | float() | str():
+                return value
+            case list() | tuple():
+                kind = "list" if isinstance(value, list) else "tuple"
+                return {kind: [plain(part, f"{place}/{i}") for i, part in enumerate(value)]}
+            case Mapping():
+                pairs = value.items()
+                return {"dict": [[plain(k, place), plain(v, f"{place}/{k}")] for k, v in pairs]}
+            case _:
+                raise CheckpointError(
+                    f"the state of {name} cannot be saved: {place} is of type "
+                    f"{type(value).__name__}. Tensors, numbers, text, lists and dicts can."
+                )
+
+    return plain(state, name), tensors
+
+
+def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that ``pack`` was given."""
+    if not isinstance(packed, dict):
+        return packed
+    [(kind, content)] = packed.items()
+    match kind:
+        case "tensor":
+            return tensors[content].clone()  # the file may be mapped, and go away
+        case "float":
+            return float(content)
+        case "list":
+            return [unpack(part, tensors) for part in content]
+        case "tuple":
+            return tuple(unpack(part, tensors) for part in content)
+        case _:
+            return {unpack(k, tensors): unpack(v, tensors) for k, v in content}
