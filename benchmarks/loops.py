@@ -1,9 +1,9 @@
 """The two loops that are compared step by step: rayway's, and the one you would write by hand.
 
 Both train an equal model on the same rows in the same process, in alternating blocks of steps. The
-hand-written loop is the strongest plain one: the data is in memory, the optimizer is fused, and it
-checks, gathers and promises nothing. It logs the loss, the gradient's norm and the rate of each
-step to a JSON Lines file.
+hand-written loop is the strongest plain one for the same updates of the weights: its data is in
+memory, the optimizer is fused, and it checks, gathers and promises nothing. It logs loss, gradient
+norm and rate of each step to a JSON Lines file.
 """
 
 import json
@@ -111,8 +111,10 @@ class BareLoop:
         if dist.is_initialized():
             self._replica = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
         self._loss = import_object(job.loss)
+        matrices = [weight for weight in self._model.parameters() if weight.ndim >= 2]
+        others = [weight for weight in self._model.parameters() if weight.ndim < 2]
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
+            [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
             lr=job.optim.lr,
             betas=job.optim.betas,
             weight_decay=job.optim.weight_decay,

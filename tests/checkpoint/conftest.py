@@ -1,10 +1,11 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import Tensor
 
 from rayway.checkpoint.store import CheckpointStore
@@ -21,6 +22,12 @@ def _state(step: int, attempt: int = 1) -> State:
     model = {"emb.weight": weight, "head.weight": weight, "scale": torch.tensor(float(step))}
     moments = torch.rand(40, 50, generator=generator)
     return {"model": model, "optimizer": {"exp_avg": moments, "step": torch.tensor(step)}}
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory() -> Iterator[None]:
+    yield
+    MemoryFileSystem.store.clear()
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def open_store(run: RunFolder) -> CheckpointStore:
 
 def live(run: RunFolder, state: Callable[[int], Any], told: Told) -> None:
     """Two attempts of a run, the second going on from what the first left."""
-    for steps in ([3, 6, 9], [12, 15]):
+    for steps in ([3, 6, 9], [12]):
         store = open_store(run)
         loaded = store.load_newest(lambda line: None)
         for step in steps:
@@ -146,11 +146,13 @@ def test_stopping_at_any_call_to_storage_loses_nothing(
         except PowerCut:
             at.fuse = Fuse(float("inf"))
             check_recovery(RunFolder(at), state, same, told)
+            if kind == "memory":  # whose listing takes longer the more there is in all
+                Objects(f"memory://{tmp_path}").delete_folder(str(points))
             points += 1
         else:
             break
-    assert told.committed == [3, 6, 9, 12, 15]
-    assert points > 100
+    assert told.committed == [3, 6, 9, 12]
+    assert points > 80
 
 
 class PowerCutDisk(Disk):
@@ -264,5 +266,5 @@ def test_a_power_cut_at_any_call_to_the_disk_loses_nothing(
             points += 1
         else:
             break
-    assert told.committed == [3, 6, 9, 12, 15]
-    assert points > 150
+    assert told.committed == [3, 6, 9, 12]
+    assert points > 120

@@ -105,6 +105,24 @@ def test_the_fence_is_asked_at_the_beginning_before_the_marker_and_after_it(
     assert store.committed() == []
 
 
+def test_a_marker_of_somebody_else_is_not_overwritten(run, state) -> None:
+    attempt, key = run.next_attempt({}), "step-00000005.attempt-001/COMMITTED"
+    asked = []
+
+    def yes_but_another_commits_meanwhile() -> bool:
+        asked.append(1)
+        if len(asked) == 2:
+            run.checkpoints.put(key, b"theirs")
+        return True
+
+    store = CheckpointStore(
+        run, attempt=attempt, is_newest_attempt=yes_but_another_commits_meanwhile
+    )
+    with pytest.raises(CheckpointError, match="written by somebody else"):
+        store.save(5, state(5), {}, SHA)
+    assert run.checkpoints.get(key) == b"theirs"
+
+
 def test_a_fence_that_cannot_be_asked_stops_the_commit(run, state) -> None:
     def unreachable() -> bool:
         raise StorageError("no answer")

@@ -198,3 +198,21 @@ def test_two_blocks_share_no_memory_with_each_other_or_with_the_units() -> None:
     arrays = [block.columns["x"] for block in blocks] + [x["x"] for x in given_out]
     for i, a in enumerate(arrays):
         assert not any(np.shares_memory(a, b) for b in arrays[:i])
+
+
+def test_ending_early_closes_the_engine() -> None:
+    index = index_of([64] * 4)
+    plan = Plan(
+        Stream(index, batch=8, seed=0, shuffle=True, cover="drop", lanes=2, bands=1, window=1)
+    )
+    made, held = Made(index), list[Generator[Columns, None, None]]()
+
+    def engine(units: Iterator[Unit]) -> Generator[Columns, None, None]:
+        held.append(made(units))
+        return held[-1]
+
+    blocks = Blocks(plan, engine, rank=0, world_size=1, micro_batch=8).run(0, None)
+    next(blocks)
+    assert made.closed == 0
+    blocks.close()
+    assert made.closed == 1

@@ -61,3 +61,8 @@ def test_other_columns_are_refused_with_the_reason(column: pa.Array, reason: str
 def test_numbers_are_not_copied() -> None:
     column = pa.array(range(100), pa.int64())
     assert to_numpy(column).ctypes.data == column.buffers()[1].address
+
+
+def test_lists_without_a_value_have_length_zero() -> None:
+    assert to_numpy(pa.array([[], []], pa.list_(pa.list_(pa.int64())))).shape == (2, 0, 0)
+    assert to_numpy(pa.array([], pa.list_(pa.int64()))).shape == (0, 0)

@@ -67,3 +67,11 @@ def test_a_samples_draw_depends_on_its_id_alone() -> None:
     u = uniforms(sample_keys(ids, seed=5, epoch=2), 4)
     assert u[1] == u[3]
     assert u[2] == uniforms(sample_keys(np.array([500]), seed=5, epoch=2), 4)[0]
+
+
+def test_golden_draws() -> None:
+    # a change here is a change of every job with a transform
+    draws = uniforms(sample_keys(np.array([0, 41]), seed=1, epoch=2), 3)
+    assert draws.tolist() == [0.003014373873747478, 0.23632695981975704]
+    same = [sample_keys(np.array([5]), seed=s, epoch=e)[0] for s, e in [(1, 1), (2, 0), (0, 2)]]
+    assert len(set(same)) == 3

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayway.data.index import Index
 from rayway.data.keys import Domain, key, mix
-from rayway.data.plan import ORDER_VERSION, Plan, Stream, plan_order
+from rayway.data.plan import ORDER_VERSION, Part, Plan, Stream, plan_order
 from rayway.errors import DataError
 
 
@@ -138,7 +139,7 @@ def test_a_rank_reads_what_it_needs_once_in_time_and_nothing_else(
     common = list(plan.units(0, 1, start, stop))
     for rank in range(world):
         need: dict[tuple[int, int], int] = {}
-        for step in range(start, stop):
+        for step in range(start, math.ceil(stop / steps) * steps):
             for i in plan.ids(step, rank, world).tolist():
                 if i >= 0:
                     need[step // steps, i] = step
@@ -148,15 +149,25 @@ def test_a_rank_reads_what_it_needs_once_in_time_and_nothing_else(
         for unit in units:
             rows = {(unit.epoch, i) for i in unit.stored_ids(index).tolist()}
             assert not held & rows
+            assert rows & need.keys(), "read without need"
             held |= rows
-            needed_at.append(min((need[row] for row in rows & need.keys()), default=None))
-        assert need.keys() <= held
-        epoch_end = stop % steps == 0
-        assert None not in needed_at or (world > 1 and not epoch_end), "read without need"
+            needed_at.append((min(need[row] for row in rows & need.keys()), unit.lane))
+        assert {row for row in need if need[row] < stop} <= held
         if world == 1:
             assert needed_at == sorted(needed_at)
+            assert all(step < stop for step, _ in needed_at)
         every = iter(common)
         assert all(unit in every for unit in units), "not in the common order"
+
+
+def test_a_part_owns_its_places_of_each_step() -> None:
+    for width in range(1, 5):
+        for first, end in [(a, b) for b in range(width + 1) for a in range(b)]:
+            part = Part(lane=0, width=width, first=first, end=end, places=np.arange(end - first))
+            for begin in range(2 * width):
+                for stop in range(begin, begin + 2 * width):
+                    owned = any(first <= p % width < end for p in range(begin, stop))
+                    assert part.owns_any(begin, stop) == owned
 
 
 @settings(max_examples=60, deadline=None)
@@ -245,7 +256,7 @@ def test_a_resume_under_another_order_is_refused_by_field() -> None:
 GOLDEN = """
 import numpy as np, pyarrow as pa
 from rayway.data.index import Index
-from rayway.data.plan import ORDER_VERSION, Plan, Stream
+from rayway.data.plan import ORDER_VERSION, Part, Plan, Stream
 rows = np.array([i * 7 % 23 + 1 for i in range(40)])
 index = Index(root="", paths=(), sizes=(), digests=(), rows=rows, shard=np.arange(40),
               ordinal=np.zeros(40, int), group_bytes=1, schema=pa.schema({}))

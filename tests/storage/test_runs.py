@@ -90,6 +90,7 @@ def test_an_attempts_records_are_found_by_rank(storage: str) -> None:
         folder.objects.append(runs.events_key(attempt, rank), b"{}\n")
     folder.write(runs.error_key(attempt, 3), {"error": "x"})
     folder.write(runs.attempt_key(attempt, "end.json"), {"state": "FAILED"})
+    folder.objects.append(runs.output_key(attempt, 0, "out"), b"text")
     assert folder.event_keys(attempt) == [runs.events_key(attempt, rank) for rank in [0, 3, 11]]
     assert folder.error_keys(attempt) == [runs.error_key(attempt, 3)]
     assert folder.read(runs.attempt_key(attempt, "end.json")) == {"state": "FAILED"}

@@ -87,7 +87,9 @@ def test_nothing_is_evaluated_without_validation_data_but_the_end_is_saved(
 
 def test_a_warm_up_longer_than_the_epochs_is_refused(index: Index) -> None:
     job = job_with(OptimSpec(lr=0.1, epochs=2, warmup_steps=13))
-    with pytest.raises(SpecError, match=r"warmup_steps=13 .* 2 of 6 steps are 12.*Use 12 or less"):
+    with pytest.raises(
+        SpecError, match=r"warmup_steps=13 .*epochs=2 of 6 steps are 12 .*Use 12 or less"
+    ):
         plan_course(job, plan_training(job, index))
     fits = job_with(OptimSpec(lr=0.1, epochs=2, warmup_steps=12))
     assert plan_course(fits, plan_training(fits, index)).steps == 12

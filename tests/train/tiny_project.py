@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rayway.data.index import build_index
-from rayway.spec.job import BatchSpec, CheckpointSpec, DataSpec, Job, ModelSpec, OptimSpec, ScaleSpec
+from rayway.spec.job import (
+    BatchSpec,
+    CheckpointSpec,
+    DataSpec,
+    Job,
+    ModelSpec,
+    OptimSpec,
+    ScaleSpec,
+)
 from rayway.spec.load import Resolved, job_to_json
 from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
 from rayway.telemetry.events import Record, decode
@@ -63,9 +72,8 @@ def loss(model, batch):
     logits = model(batch["x"])
     each = functional.cross_entropy(logits.float(), batch["y"], reduction="none")
     right = (logits.argmax(1) == batch["y"]).sum()
-    return Loss(
-        sum=(each * batch["w"]).sum(), weight=batch["w"].sum(), metrics={"accuracy": (right, len(each))}
-    )
+    metrics = {"accuracy": (right, len(each))}
+    return Loss(sum=(each * batch["w"]).sum(), weight=batch["w"].sum(), metrics=metrics)
 
 
 def broken(model, batch):
@@ -162,12 +170,8 @@ class Project:
         self.faults(*faults)
         lives = self.create(run_id, job)
         for _ in faults:
-            try:
+            with pytest.raises(ValueError, match="a fault of the test"):
                 live(lives.folder)
-            except ValueError as error:
-                assert str(error) == "a fault of the test"
-            else:
-                raise AssertionError("the fault did not come")
         assert live(lives.folder) == "FINISHED"
         return lives
 

@@ -29,7 +29,7 @@ def to_numpy(column: pa.Array) -> Array:
         return values.reshape(len(column), kind.list_size, *values.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = np.diff(column.offsets.to_numpy())
-        length = int(lengths[0])
+        length = int(lengths[0]) if len(lengths) else 0
         if (lengths != length).any():
             raise ValueError(f"has lists of {lengths.min()} to {lengths.max()} values")
         values = to_numpy(column.flatten())

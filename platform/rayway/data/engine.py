@@ -12,7 +12,10 @@ from rayway.data.columns import Columns
 from rayway.data.plan import Unit
 
 Engine = Callable[[Iterator[Unit]], Generator[Columns, None, None]]
-"""Takes units lazily; may take some ahead of what it gave. Closing it ends its reads."""
+"""Takes units lazily; may take some ahead of what it gave. Closing what it returned ends its reads.
+
+A feed may call it twice: a rank without a row asks for one apart from its own units.
+"""
 
 
 def local_engine(

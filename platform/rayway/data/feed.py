@@ -49,6 +49,8 @@ class Reading(TypedDict, total=False):
     """The user's function on rows."""
     seed: int
     """Of the transform's draws. The plan's seed if left out."""
+    training: bool
+    """Whether the rows are for training, which the transform is told. True if left out."""
     threads: int
     """Reads in flight. 1 if left out."""
     ahead: int | None
@@ -187,5 +189,6 @@ def _engine(plan: Plan, index: Index, reading: Reading) -> Engine:
         columns=reading.get("columns"),
         transform=reading.get("transform"),
         seed=reading.get("seed", plan.stream.seed),
+        training=reading.get("training", True),
     )
     return local_engine(reader, threads=reading.get("threads", 1), ahead=reading.get("ahead"))

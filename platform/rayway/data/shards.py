@@ -32,9 +32,11 @@ class SampleRng:
     A sample gets the same draws in an epoch wherever and whenever it is read.
     """
 
-    def __init__(self, ids: Int64s, *, seed: int, epoch: int) -> None:
+    def __init__(self, ids: Int64s, *, seed: int, epoch: int, training: bool = True) -> None:
         self.ids = ids
         """The sample ids, shape (rows,)."""
+        self.training = training
+        """False while evaluating: decode the rows, but leave them as they are."""
         self._keys = sample_keys(ids, seed=seed, epoch=epoch)
 
     def uniform(self, draw: int) -> npt.NDArray[np.float64]:
@@ -57,6 +59,7 @@ class Reader:
         columns: What to read. ``None``: the index's columns.
         transform: The user's; see :data:`Transform`.
         seed: Of the transform's draws.
+        training: Whether the rows are for training, which the transform is told.
         on_read: Told each row group that is read from storage; for tests and records.
     """
 
@@ -67,9 +70,11 @@ class Reader:
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
+        training: bool = True,
         on_read: Callable[[int], None] | None = None,
     ) -> None:
         self._index, self._transform, self._seed, self._on_read = index, transform, seed, on_read
+        self._training = training
         self._columns = list(index.schema.names if columns is None else columns)
         self._filesystem, self._folder = filesystem_for(index.root)
         self._format = pads.ParquetFileFormat(
@@ -160,7 +165,12 @@ class Reader:
     def _transformed(self, columns: dict[str, "Array | pa.Array"], unit: Unit) -> Columns:
         assert self._transform is not None
         where = self._index.where(unit.spans[0][0])
-        rng = SampleRng(unit.stored_ids(self._index), seed=self._seed, epoch=unit.epoch)
+        rng = SampleRng(
+            unit.stored_ids(self._index),
+            seed=self._seed,
+            epoch=unit.epoch,
+            training=self._training,
+        )
         try:
             result = self._transform(columns, rng)
         except Exception as error:

@@ -165,6 +165,7 @@ def _train(
         stop_on_signal(folder, screen.note),
         _workers(job, workers) as group,
     ):
+        _say_ignored(screen, prepared)
         while True:
             attempt, from_step = _begin_attempt(folder, workers)
             alive_key = attempt_key(attempt, "alive.json")
@@ -318,6 +319,14 @@ def _check_data(folder: RunFolder, prepared: Prepared) -> None:
     for text in (record["train"], record["validation"]):
         if text is not None:
             Index.from_json(text).check_unchanged()
+
+
+def _say_ignored(screen: "_Screen", prepared: Prepared) -> None:
+    for index in (prepared.train, prepared.validation):
+        if index is not None and index.ignored:
+            names = ", ".join(index.ignored[:5])
+            more = f" and {len(index.ignored) - 5} more" if len(index.ignored) > 5 else ""
+            screen.note(f"not data, left out in {index.root}: {names}{more}")
 
 
 class _Screen:

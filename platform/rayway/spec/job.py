@@ -139,7 +139,8 @@ class DataSpec(Section):
     ``train`` if ``train`` does not exist yet."""
 
     transform: ImportPath | None = None
-    """Function ``transform(columns, rng) -> columns`` for each group of rows, after reading."""
+    """Function ``transform(columns, rng) -> columns`` for each group of rows, after reading.
+    ``rng.uniform(k)`` draws by sample, ``rng.training`` is false while evaluating."""
 
     shuffle: bool = True
     """Whether samples come in an order drawn from ``seed`` and epoch, or as they are stored."""

@@ -89,6 +89,12 @@ def _build_optimizer(optim: OptimSpec, model: nn.Module) -> Optimizer:
                 f"optim.build={optim.build} returned {type(optimizer).__name__}, "
                 f"not a torch.optim.Optimizer."
             )
+        known = set(model.parameters())
+        if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+            raise SpecError(
+                f"optim.build={optim.build} trains parameters that are not the model's, so no "
+                f"checkpoint would hold them. Make them parameters of the model."
+            )
         return optimizer
     groups = _decay_groups(optim, model)
     if optim.name == "sgd":

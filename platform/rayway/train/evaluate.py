@@ -1,13 +1,12 @@
 """Loss and task metrics over a whole data set, each row counted once on any number of ranks."""
 
-
 import torch
 from torch import nn
 
 from rayway.data.feed import Feed
 from rayway.train.draws import seed_evaluation
 from rayway.train.loss import Loss
-from rayway.train.ranks import sum_over_ranks
+from rayway.train.ranks import sum_over_ranks, take_from_first
 from rayway.train.step import StepSettings, autocast, checked, on_device
 
 
@@ -20,6 +19,9 @@ def evaluate(
     device: torch.device,
 ) -> tuple[dict[str, float], int]:
     """Return the mean of the loss and of each metric, and how many rows they are over.
+
+    All ranks look with the buffers of rank 0, which are the ones that are saved. In training each
+    rank has its own until the next forward pass, e.g. batch norm's running statistics.
 
     Args:
         model: As the user built it; it is put into eval mode and back.
@@ -35,6 +37,7 @@ def evaluate(
     rows = 0
     was_training = model.training
     model.eval()
+    take_from_first(model.buffers())
     try:
         with torch.inference_mode(), feed:
             for micro_batches in feed:
@@ -60,14 +63,10 @@ def evaluate(
     return means, int(table[-1, 0].item())
 
 
-def _add(
-    sums: dict[str, tuple[torch.Tensor, torch.Tensor]], loss: Loss, *, counted: bool
-) -> None:
+def _add(sums: dict[str, tuple[torch.Tensor, torch.Tensor]], loss: Loss, *, counted: bool) -> None:
     nothing = torch.zeros((), dtype=torch.float64, device=loss.sum.device)
     for name, (total, weight) in {"loss": (loss.sum, loss.weight), **loss.metrics}.items():
         so_far, weight_so_far = sums.get(name, (nothing, nothing))
         sums[name] = (
             (so_far + total, weight_so_far + weight) if counted else (so_far, weight_so_far)
         )
-
-

@@ -1,6 +1,7 @@
 """What ended a rank early, in a form that outlives the process."""
 
 import re
+import traceback
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -9,8 +10,9 @@ from rayway.spec.code import user_traceback
 
 Kind = Literal["refused", "user", "peer"]
 
+_LIBRARY = re.compile(r"\b(gloo|nccl)\b", re.IGNORECASE)
 _LOST_PEER = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|socket|timed out waiting|store", re.IGNORECASE
+    r"connection (closed|reset|refused)|socket|timed out waiting|store", re.IGNORECASE
 )
 
 
@@ -63,8 +65,17 @@ def _is_lost_peer(error: BaseException) -> bool:
     """Is this what torch raises in a collective whose other end is gone?
 
     torch has a class for it (``DistBackendError``) that gloo does not use: it raises a bare
-    ``RuntimeError`` from its own files, never from the user's.
+    ``RuntimeError``. The text of one that the user raised may look alike, so without the library's
+    name in it, it also has to come from a file of torch's or ours.
     """
     if type(error).__name__ in {"DistBackendError", "DistNetworkError"}:
         return True
-    return type(error) is RuntimeError and bool(_LOST_PEER.search(str(error)))
+    if type(error) is not RuntimeError:
+        return False
+    if _LIBRARY.search(str(error)):
+        return True
+    if not _LOST_PEER.search(str(error)):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return raised_in.partition(".")[0] in {"torch", "rayway"}

@@ -1,5 +1,7 @@
 """The few things the loop asks of the other ranks. Without a process group there are none."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -40,6 +42,13 @@ def start_sum(values: Tensor) -> Pending:
 def sum_over_ranks(values: Tensor) -> Tensor:
     """Add ``values`` up over all ranks, in place, and wait for it."""
     return start_sum(values).wait()
+
+
+def take_from_first(values: Iterable[Tensor]) -> None:
+    """Overwrite each of ``values`` with what rank 0 has, and wait for it."""
+    if grouped():
+        for value in values:
+            dist.broadcast(value, src=0)
 
 
 def barrier() -> None:

@@ -17,6 +17,7 @@ from rayway.errors import CheckpointError
 from rayway.train.stateful import Stateful, pack, unpack
 
 _SHOWN = 5
+_NUMBER = ":number"  # ends the name of a tensor that was a plain number in the optimizer
 
 
 @dataclass
@@ -86,19 +87,22 @@ class TrainState:
 
     def _moments(self) -> dict[str, Tensor]:
         names = self._names()
-        return {
-            f"{names[parameter]}/{field}": value
+        return dict(
+            _stored(f"{names[parameter]}/{field}", value)
             for parameter, fields in self.optimizer.state.items()
             for field, value in fields.items()
-            if isinstance(value, Tensor)
-        }
+            if value is not None
+        )
 
     def _restore_moments(self, stored: Mapping[str, Tensor]) -> None:
         parameters = dict(self.model.named_parameters())
-        by_parameter: dict[str, dict[str, Tensor]] = {}
+        by_parameter: dict[str, dict[str, Any]] = {}
         for key, value in stored.items():
             name, _, field = key.rpartition("/")
-            by_parameter.setdefault(name, {})[field] = value
+            number = field.endswith(_NUMBER)
+            by_parameter.setdefault(name, {})[field.removesuffix(_NUMBER)] = (
+                value.item() if number else value
+            )
         unknown = sorted(set(by_parameter) - set(parameters))
         if unknown:
             raise CheckpointError(
@@ -114,6 +118,20 @@ class TrainState:
             position[parameters[name]]: fields for name, fields in by_parameter.items()
         }
         self.optimizer.load_state_dict(layout)
+
+
+def _stored(key: str, value: object) -> tuple[str, Tensor]:
+    """Return a piece of optimizer state under the name and in the form that it is stored in."""
+    if isinstance(value, Tensor):
+        return key, value
+    if isinstance(value, float):
+        return key + _NUMBER, torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, int):
+        return key + _NUMBER, torch.tensor(value)
+    raise CheckpointError(
+        f"The optimizer keeps {key} as {type(value).__name__}, which a checkpoint cannot hold. "
+        f"Let it keep tensors and numbers only."
+    )
 
 
 def _refuse_difference(

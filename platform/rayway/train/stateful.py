@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, Protocol
 
 from pydantic import JsonValue
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rayway.errors import CheckpointError
@@ -26,34 +26,22 @@ class Stateful(Protocol):
         """Take over a state."""
 
 
-class OptimizerRest:
-    """What an optimizer holds beside its tensors: its groups' settings, and plain values.
+class OptimizerGroups:
+    """The settings of an optimizer's groups; a scheduler changes their learning rate in place."""
 
-    A scheduler changes the groups' learning rate in place, and some optimizers count in Python.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._parameters = dict(model.named_parameters())
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer  # it makes a new list of groups whenever it loads a state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings of each group, and by parameter what is no tensor."""
+        """Return the settings of each group."""
         groups = self._optimizer.param_groups
-        values = {
-            name: {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-            for name, parameter in self._parameters.items()
-            if (state := self._optimizer.state.get(parameter))
-        }
-        return {
-            "groups": [{k: v for k, v in group.items() if k != "params"} for group in groups],
-            "values": {name: found for name, found in values.items() if found},
-        }
+        return {"groups": [{k: v for k, v in group.items() if k != "params"} for group in groups]}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take over a state; parameters and groups must be those it was made with.
+        """Take over settings, as torch does when it loads an optimizer.
 
         Raises:
-            CheckpointError: They are not.
+            CheckpointError: There were more or fewer groups.
         """
         groups, stored = self._optimizer.param_groups, state_dict["groups"]
         if len(groups) != len(stored):
@@ -63,8 +51,6 @@ class OptimizerRest:
             )
         for group, settings in zip(groups, stored, strict=True):
             group.update(settings)
-        for name, found in state_dict["values"].items():
-            self._optimizer.state[self._parameters[name]].update(found)
 
 
 def pack(state: object, *, name: str) -> tuple[JsonValue, dict[str, Tensor]]:

@@ -203,7 +203,9 @@ def _validation_feed(job: Job, index: Index, *, rank: int) -> Feed:
         world_size=dp_size(),
         micro_batch=micro_batch,
         stop_step=plan.steps_per_epoch,
-        transform=None,
+        transform=_transform(job),
+        seed=job.seed,
+        training=False,
     )
 
 
