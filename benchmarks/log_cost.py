@@ -1,9 +1,7 @@
 """Claim: rayway adds at most 0.10 ms of CPU to a logged step, background threads included.
 
-    python benchmarks/log_cost.py [--quick]
-
-Takes some 2 minutes on one quiet core. The model is so small (a step of about 1.5 ms) that the loop
-itself shows.
+``python benchmarks/log_cost.py [--quick]`` takes some 2 minutes on one quiet core. The model is so
+small (a step of about 1.5 ms) that the loop itself shows.
 """
 
 import argparse
@@ -14,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from loops import BareLoop, OurLoop, Pair, in_processes, new_run, take_turns
 from measure import note, report, spread
-from step_time import JOBS, STEPS, prepare_data
-
 from rayway import BatchSpec, DataSpec, Job, ModelSpec, OptimSpec
 from rayway.spec.code import enter_code_root
+from step_time import JOBS, STEPS, prepare_data
 
 GOAL_MS = 0.10
 METHOD = """\

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow.parquet as pq
 import torch
@@ -94,11 +94,11 @@ def _block(loop: TrainLoop, steps: int) -> Cost:
     wall = time.perf_counter() - wall
     loop.settle()
     cpu = time.process_time() - cpu
-    longest, summed = torch.tensor([wall], dtype=torch.float64), torch.tensor([cpu], dtype=torch.float64)
+    costs = torch.tensor([wall, cpu], dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        dist.all_reduce(summed)
-    return Cost(longest.item() / steps, summed.item() / steps)
+        dist.all_reduce(costs[:1], dist.ReduceOp.MAX)
+        dist.all_reduce(costs[1:])
+    return Cost(wall_s=costs[0].item() / steps, cpu_s=costs[1].item() / steps)
 
 
 class BareLoop:
@@ -113,8 +113,12 @@ class BareLoop:
         self._loss = import_object(job.loss)
         matrices = [weight for weight in self._model.parameters() if weight.ndim >= 2]
         others = [weight for weight in self._model.parameters() if weight.ndim < 2]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(
-            [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+            groups,
             lr=job.optim.lr,
             betas=job.optim.betas,
             weight_decay=job.optim.weight_decay,
@@ -137,7 +141,7 @@ class BareLoop:
                 group["lr"] = lr
             summed = self._loss(self._replica, batch)
             loss = summed.sum / summed.weight
-            loss.backward()
+            torch.autograd.backward(loss)
             norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._job.optim.max_norm or 1)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -160,7 +164,8 @@ class BareLoop:
         shuffled = torch.Generator().manual_seed(self._job.seed)
         while True:
             order = torch.randperm(total, generator=shuffled)[self._rank :: self._world_size]
-            for rows in order.split(self._rows)[: len(order) // self._rows]:
+            whole = len(order) - len(order) % self._rows
+            for rows in order[:whole].view(-1, self._rows):
                 yield {name: column[rows] for name, column in self._columns.items()}
 
     def _lr(self) -> float:
@@ -176,7 +181,7 @@ class OurLoop:
     """rayway's loop with all that a rank of a run has around it, put together as it does."""
 
     def __init__(
-        self, job: Job, folder: RunFolder, stack: ExitStack, *, rank: int, world_size: int
+        self, job: Job, run: RunFolder, stack: ExitStack, *, rank: int, world_size: int
     ) -> None:
         index = build_index(job.data.train)
         plan = plan_training(job, index)
@@ -198,8 +203,8 @@ class OurLoop:
         )
         self._state = build_state(job, CPU)
         key = events_key(1, rank)
-        self._log = stack.enter_context(EventLog(lambda data: folder.objects.append(key, data)))
-        watch = stack.enter_context(Watch(folder, 1)) if rank == 0 else None
+        self._log = stack.enter_context(EventLog(lambda data: run.objects.append(key, data)))
+        watch = stack.enter_context(Watch(run, 1)) if rank == 0 else None
         self._stop_asked = watch.stop_asked if watch else lambda: False
         self._records = StepRecords(
             self._log.append if rank == 0 else None,
@@ -259,7 +264,8 @@ def in_processes(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(ranks, mp_context=spawn) as pool:
         work = [pool.submit(_as_rank, measure, rank, ranks, folder) for rank in range(ranks)]
-        return [each.result() for each in work][0]
+        pairs, *_ = [each.result() for each in work]
+        return pairs
 
 
 def _as_rank(

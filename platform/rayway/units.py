@@ -5,11 +5,11 @@ def format_bytes(count: int) -> str:
     """Return ``count`` bytes with a decimal unit, e.g. ``1.2 MB`` for 1_234_567."""
     if count < 1000:
         return f"{count} B"
-    value = float(count)
-    for unit in ("kB", "MB", "GB", "TB"):
-        value /= 1000
+    value, unit = count / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
         if value < 999.5:
             break
+        value, unit = value / 1000, larger
     return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 

@@ -80,6 +80,16 @@ def family(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def listening(processes: list[psutil.Process]) -> set[str]:
+    """Return the addresses that processes accept connections at."""
+    return {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in processes
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 def kill_and_wait(process: "subprocess.Popen[str]") -> None:
     """SIGKILL a command that the test started."""
     os.kill(process.pid, signal.SIGKILL)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
 from bench import JOBS, Bench
 
 SMALL = ("--workers", "0", "--set", "optim.steps=4")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, curve, family, kill_and_wait, wait_until
+from bench import Bench, curve, family, kill_and_wait, listening, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -65,7 +65,7 @@ def test_a_killed_driver_leaves_nothing_running_and_is_resumed(
     driver = bench.start("run", "tiny.py", "--run-id", "r", *slow)
     wait_until(lambda: bench.step("r") >= 12, timeout_s=90)
     processes = family(driver.pid)
-    assert processes
+    assert listening(processes) <= {"127.0.0.1", "::1"}
     kill_and_wait(driver)
     wait_until(lambda: not any(each.is_running() for each in processes), timeout_s=15)
     assert bench.show("r")["state"] == "INTERRUPTED"
@@ -81,7 +81,7 @@ def test_driver_and_worker_killed_at_once(bench: Bench, undisturbed: dict[str, A
     setting = faults(bench.folder, ("kill", 1, 14))
     slow = ("--set", "model.args.sleep_s=0.1")
     driver = bench.start("run", "tiny.py", "--run-id", "r", "--set", setting, *slow)
-    wait_until(lambda: (bench.folder / "fault-0").exists(), timeout_s=90)
+    wait_until((bench.folder / "fault-0").exists, timeout_s=90)
     kill_and_wait(driver)
     done = bench.rayway("resume", "r")
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import signal
 from typing import Any
 
 import pytest
-
 from bench import Bench, curve, family, wait_until
 
 SLOW = ("--set", "model.args.sleep_s=0.1")

@@ -68,7 +68,10 @@ def test_a_local_cluster_is_private_and_leaves_nothing() -> None:
         facts = read(owner)
         assert facts["cwd"] == os.getcwd()
         assert facts["listening"]
-        assert {str(ip).removeprefix("::ffff:") for ip in facts["listening"]} <= {"127.0.0.1", "::1"}
+        assert {str(ip).removeprefix("::ffff:") for ip in facts["listening"]} <= {
+            "127.0.0.1",
+            "::1",
+        }
         token = Path(str(facts["RAY_AUTH_TOKEN_PATH"]))
         assert facts["RAY_AUTH_MODE"] == "token"
         assert token.stat().st_mode & 0o777 == 0o600
@@ -99,18 +102,3 @@ def test_a_killed_owner_takes_its_cluster_along() -> None:
     while left := [pid for pid in facts["family"] if psutil.pid_exists(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-
-
-def test_folders_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
-    from rayway.launch.cluster import remove_folders_of_the_dead
-
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
-    long_ago = time.time() - 3600
-    for pid in (gone, str(os.getpid()), "notes"):
-        (tmp_path / f"rayway-{pid}-x").mkdir()
-        os.utime(tmp_path / f"rayway-{pid}-x", (long_ago, long_ago))
-    (tmp_path / f"rayway-{gone}-young").mkdir()
-    remove_folders_of_the_dead(tmp_path)
-    left = sorted(each.name for each in tmp_path.iterdir())
-    assert left == sorted([f"rayway-{os.getpid()}-x", "rayway-notes-x", f"rayway-{gone}-young"])

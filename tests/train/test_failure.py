@@ -52,19 +52,15 @@ def test_the_users_own_exception_is_shown_with_the_users_frames(error: Exception
     assert found.message.endswith(type(error).__name__) or type(error).__name__ in found.message
 
 
-def left_alone() -> list[dict[str, Any]]:
-    """Rank 1 dies; say what rank 0 makes of it, in the backward pass and in a sum."""
-    replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    loss = replica(torch.ones(2, 4)).sum()
+def left_alone() -> dict[str, Any] | None:
+    """Rank 1 dies; say what rank 0 makes of it."""
     if dist.get_rank() == 1:
         os._exit(1)
-    found = []
-    for call in (lambda: torch.autograd.backward(loss), lambda: sum_over_ranks(torch.ones(3))):
-        try:
-            call()
-        except RuntimeError as error:
-            found.append(describe_failure(error, rank=0, step=3).record())
-    return found
+    try:
+        sum_over_ranks(torch.ones(3))
+    except RuntimeError as error:
+        return describe_failure(error, rank=0, step=3).record()
+    return None
 
 
 def test_the_end_of_another_rank_is_told_from_the_users_own_errors(tmp_path: Path) -> None:
@@ -73,8 +69,8 @@ def test_the_end_of_another_rank_is_told_from_the_users_own_errors(tmp_path: Pat
         found, _ = pool.run(left_alone, world_size=2, dies=1)
     finally:
         pool.close()
-    assert [(each["kind"], each["step"]) for each in found] == [("peer", 3)] * 2
-    assert all(each["message"].startswith("another rank went away: ") for each in found)
+    assert (found["kind"], found["step"]) == ("peer", 3)
+    assert found["message"].startswith("another rank went away: ")
 
 
 def test_the_record_comes_back_from_json() -> None:

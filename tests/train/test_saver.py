@@ -31,7 +31,7 @@ class Desk:
         self.lives, self.job = lives, job
         self.attempt = lives.folder.next_attempt({})
         key = events_key(self.attempt, 0)
-        self.log = EventLog(lambda data: lives.folder.objects.append(key, data))
+        self.log = EventLog(lambda data: lives.folder.objects.append(key, data), flush_s=60)
         self.plan = plan_training(job, build_index(job.data.train))
         self.store = CheckpointStore(
             lives.folder,
@@ -115,6 +115,13 @@ def test_a_save_is_told_after_the_commit(desk: Callable[..., Desk]) -> None:
     assert event["weights_sha256"] == weights_sha256(one.state.tensors()["model"])
     assert (event["bytes"], event["committed_at"]) == (committed.bytes, committed.committed_at)
     assert event["seconds"] > 0
+
+
+def test_the_steps_before_a_checkpoint_are_stored_before_it(desk: Callable[..., Desk]) -> None:
+    one = desk()
+    one.log.append({"type": "step", "step": 2, "loss": 1.0})
+    one.save(2)
+    assert [event["step"] for event in one.lives.events(one.attempt, "step")] == [2]
 
 
 def test_only_the_rank_that_writes_writes(desk: Callable[..., Desk]) -> None:

@@ -16,5 +16,8 @@ def report_ending(url: str, *, state: str, storage: str) -> int:
     """Print a run's summary to stderr and return the exit code of its state."""
     facts = read_run(RunFolder.open(url))
     where = "" if storage == DEFAULT_STORAGE else f" --storage {shlex.quote(storage)}"
+    if state != "FINISHED":
+        go_on = f"rayway resume {facts.run_id}{where}"
+        print(f"Stopped after step {facts.step}. Go on with: {go_on}", file=sys.stderr)  # noqa: T201
     print_page(summary(facts, see=f"rayway show {facts.run_id}{where}"), sys.stderr)
     return 0 if state == "FINISHED" else StoppedError.exit_code

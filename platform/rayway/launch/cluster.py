@@ -2,7 +2,7 @@
 
 All of Ray's settings are made here, each with its reason. The cluster has a folder and a token of
 its own and listens on loopback only, so it neither finds another Ray on the machine nor is found by
-one. Its processes die with this one, also when it is killed with SIGKILL: the kernel tells them.
+one. Its processes end with this one, also when it is killed with SIGKILL: warden.py sees to that.
 
 The head node is started through Ray's own ``Node``, as its cluster_utils does. ``ray.init`` would
 bind to the machine's outer address, and start an autoscaler and a log monitor that a run on one
@@ -12,9 +12,9 @@ machine has no use for.
 import logging
 import os
 import secrets
-import shutil
+import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +28,12 @@ from ray._private.parameter import RayParams
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # it is Cython
 
 from rayway.errors import ClusterError
+from rayway.launch import warden
+from rayway.launch.warden import MARK
 
 LOOPBACK = "127.0.0.1"
-_FOLDER_PREFIX = "rayway-"
 _OBJECT_STORE_BYTES = 200_000_000  # nothing but the job's description travels through it
-_ABANDONED_AFTER_S = 60
+_WARDEN_TIMEOUT_S = 30
 
 _SETTINGS = {
     # the default of 15 lets any other process on the machine starve training
@@ -76,16 +77,17 @@ def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
             "This process is connected to a Ray cluster already, and rayway starts one of its own. "
             "Call ray.shutdown() first."
         )
-    remove_folders_of_the_dead(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix="rayway-", dir=_temporary_folder()))
     node: Node | None = None
     settings = {
         **_SETTINGS,
+        MARK: str(folder),
+        "GLOO_SOCKET_IFNAME": _loopback_interface(),  # the workers' own connections
         "RAY_AUTH_TOKEN_PATH": str(_write_token(folder)),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(start_timeout_s),
     }
-    try:
-        with _environment(settings):
+    with _warden(folder), _environment(settings):
+        try:
             try:
                 node = _start_head(folder, cpus=cpus)
                 ray.init(
@@ -99,16 +101,29 @@ def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
                     f"memory, or a limit on processes."
                 ) from error
             yield
-    finally:
-        ray.shutdown()
-        if node is not None:
-            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            ray.shutdown()
+            if node is not None:
+                node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def ray_folder() -> Path:
     """Return a folder for what Ray writes of its own accord; it goes with the cluster."""
     return Path(ray._private.worker._global_node.get_session_dir_path()) / "train"
+
+
+@contextmanager
+def _warden(folder: Path) -> Iterator[None]:
+    """Have whatever is left ended, and the folder removed, at the end or when this process dies."""
+    with subprocess.Popen(
+        [sys.executable, warden.__file__, str(folder)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us, not for it
+    ) as process:
+        yield
+        assert process.stdin is not None, "it was made with a pipe"
+        process.stdin.close()
+        process.wait(timeout=_WARDEN_TIMEOUT_S)
 
 
 def _start_head(folder: Path, *, cpus: int) -> Node:
@@ -123,12 +138,26 @@ def _start_head(folder: Path, *, cpus: int) -> Node:
             include_dashboard=False,  # nothing here needs it, see gang.py
             include_log_monitor=False,
             no_monitor=True,  # the autoscaler
-            temp_dir=str(folder),
+            temp_dir=str(folder / "r"),  # Ray opens it to everybody; the folder above stays shut
         ),
         head=True,
         shutdown_at_exit=False,  # local_cluster does it
         spawn_reaper=True,
     )
+
+
+def _loopback_interface() -> str:
+    return next(
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.address == LOOPBACK for each in addresses)
+    )
+
+
+def _temporary_folder() -> Path:
+    """Return a folder with a short name: the path of a Unix socket has 107 characters at most."""
+    short = Path("/tmp")  # noqa: S108 - what is made in it is ours alone
+    return short if short.is_dir() else Path(tempfile.gettempdir())
 
 
 def _write_token(folder: Path) -> Path:
@@ -156,12 +185,3 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def remove_folders_of_the_dead(temporary: Path) -> None:
-    """Remove the folders of runs that were killed and could not do it themselves."""
-    for folder in temporary.glob(f"{_FOLDER_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
-        abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
-        if abandoned and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)

@@ -120,15 +120,12 @@ def ray_workers(job: Job, *, workers: int) -> Iterator[RayWorkers]:
         SpecError: The machine has too few GPUs.
     """
     _warm_up()
-    with local_cluster(
-        cpus=max(available_cpus(), 1), start_timeout_s=job.scale.start_timeout_s
-    ):
+    with local_cluster(cpus=max(available_cpus(), 1), start_timeout_s=job.scale.start_timeout_s):
         yield RayWorkers(job, workers=workers)
 
 
 def _warm_up() -> None:
     """Import torch and Ray Train while the cluster starts: two seconds less to wait."""
-
     threading.Thread(
         target=importlib.import_module, args=("rayway.launch.gang",), name="warm-up", daemon=True
     ).start()

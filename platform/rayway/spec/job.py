@@ -299,7 +299,7 @@ class ScaleSpec(Section):
     """Worker processes, one rank each. 0: train inside the calling process, for a debugger."""
 
     cpus_per_worker: Annotated[float, Field(gt=0, le=10_000)] = 1.0
-    """CPUs reserved for a worker; a fraction shares one. Rounded down, at least 1: torch threads."""
+    """CPUs reserved for a worker; a fraction shares one. Rounded down, at least 1: its threads."""
 
     gpus_per_worker: Annotated[int, Field(ge=0, le=1)] | None = None
     """GPUs reserved for a worker, 0 or 1. ``None``: 1 if there are GPUs, else 0."""

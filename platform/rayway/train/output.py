@@ -31,7 +31,7 @@ def _redirect(descriptor: int, folder: RunFolder, key: str) -> Iterator[None]:
     local = folder.objects.local_path(key)
     if local is not None:
         folder.objects.append(key, b"")  # makes the folders above it
-    with (tempfile.TemporaryFile() if local is None else local.open("ab")) as file:
+    with tempfile.TemporaryFile() if local is None else local.open("ab") as file:
         before = os.dup(descriptor)
         _flush()
         os.dup2(file.fileno(), descriptor)
