@@ -32,11 +32,17 @@ def loss(model, batch):
 
 
 def make(folder):
-    with open(Path(folder).parent / "calls", "a") as calls:
+    with open(Path(__file__).with_name("calls"), "a") as calls:
         calls.write(folder + "\\n")
     for name in ("train", "validation"):
         (Path(folder) / name).mkdir(parents=True)
         pq.write_table(pa.table({"x": list(range(20))}), Path(folder) / name / "a.parquet")
+
+
+def make_half(folder):
+    (Path(folder) / "train").mkdir(parents=True)
+    (Path(folder) / "train/a.parquet").write_bytes(b"PAR1")
+    raise OSError("died half-way")
 
 
 def make_nothing(folder):
@@ -102,7 +108,17 @@ def test_data_that_is_not_there_is_made_once(code: Path, tmp_path: Path) -> None
     job = job_of(str(tmp_path / "made/train"), data=data)
     for _ in range(2):
         assert prepare(job, workers=0).train.total == 20
-    assert (tmp_path / "calls").read_text().splitlines() == [str(tmp_path / "made")]
+    assert len((code / "calls").read_text().splitlines()) == 1
+    assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["train", "validation"]
+
+
+def test_data_that_was_half_made_is_made_anew(code: Path, tmp_path: Path) -> None:
+    data = {"prepare": "flight_code:make_half"}
+    with pytest.raises(SpecError, match="died half-way"):
+        prepare(job_of(str(tmp_path / "made/train"), data=data), workers=0)
+    assert not list((tmp_path / "made").iterdir())
+    job = job_of(str(tmp_path / "made/train"), data={"prepare": "flight_code:make"})
+    assert prepare(job, workers=0).train.total == 20
 
 
 @pytest.mark.parametrize(

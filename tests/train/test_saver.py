@@ -22,6 +22,7 @@ from rayway.train.build import build_state
 from rayway.train.course import plan_training
 from rayway.train.saver import STATE_VERSION, Saver
 from rayway.train.state import TrainState
+from rayway.train.stateful import OptimizerGroups, pack
 
 
 class Desk:
@@ -88,7 +89,9 @@ def test_a_saved_state_is_found_whole_with_all_facts(desk: Callable[..., Desk]) 
     loaded = second.saver.find()
     assert loaded is not None
     assert loaded.step == 4
+    groups = pack(OptimizerGroups(first.state.optimizer).state_dict(), name="optimizer-groups")[0]
     assert loaded.facts == {
+        "others": {"optimizer-groups": groups},
         "state_version": STATE_VERSION,
         "step": 4,
         "epoch": 1,  # 24 rows in batches of 8
@@ -99,7 +102,7 @@ def test_a_saved_state_is_found_whole_with_all_facts(desk: Callable[..., Desk]) 
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    second.state.restore(loaded.tensors, loaded.step)
+    second.state.restore(loaded.tensors, loaded.step, loaded.facts["others"])
     for stem, part in copy_of(second.state).items():
         assert part.keys() == saved[stem].keys()
         assert all(torch.equal(value, saved[stem][name]) for name, value in part.items())

@@ -38,6 +38,10 @@ from rayway.telemetry.console import Progress
 from rayway.train.failure import RankError
 from rayway.train.watch import refuse_running
 
+_HANG_MARK = (
+    b"Timeout ("  # what faulthandler's report of a hung process begins with, see deadline.py
+)
+
 LOST = "LOST"
 """How an attempt ended that another one follows. The run itself has not ended."""
 
@@ -220,7 +224,7 @@ def _live(
         failure = _first_failure(folder, attempt)
         if failure is None and isinstance(error, RaywayError):
             raise
-        what = _in_words(failure) if failure else str(error)
+        what = _in_words(failure) if failure else _hang(folder, attempt) or str(error)
     life = Life(
         attempt=attempt,
         from_step=from_step,
@@ -236,6 +240,17 @@ def _first_failure(folder: RunFolder, attempt: int) -> RankError | None:
     failures = [RankError(**(folder.read(key) or {})) for key in folder.error_keys(attempt)]  # type: ignore[arg-type]  # JSON values, written by RankError.record
     causes = [each for each in failures if each.kind != "peer"]
     return min(causes, key=lambda each: (each.step, each.rank), default=None)
+
+
+def _hang(folder: RunFolder, attempt: int) -> str | None:
+    """Say which rank hung, if one did: it left its stacks before it ended itself."""
+    for key in folder.output_keys(attempt, "err"):
+        if _HANG_MARK in folder.objects.get(key):
+            return (
+                f"a rank finished no step within scale.step_timeout_s; the stacks of its threads "
+                f"are in {key}"
+            )
+    return None
 
 
 def _in_words(failure: RankError) -> str:
@@ -366,7 +381,9 @@ class _ThisProcess:
         """Run one attempt to its end."""
         from rayway.train.worker import RankTask, run_rank  # noqa: PLC0415 - torch takes a second
 
-        return run_rank(RankTask(run_url=run_url, attempt=attempt, rank=0, local_rank=0))
+        return run_rank(
+            RankTask(run_url=run_url, attempt=attempt, rank=0, local_rank=0, may_hang=True)
+        )
 
 
 @contextmanager

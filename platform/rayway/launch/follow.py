@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
+from rayway.errors import StorageError
 from rayway.storage.runs import STOP_KEY, RunFolder, events_key, output_key
 from rayway.telemetry.console import Progress
 from rayway.telemetry.follow import LineTail, Tail
@@ -73,7 +74,10 @@ def stop_on_signal(folder: RunFolder, note: Callable[[str], None]) -> Iterator[N
         asked = True
         name = signal.Signals(number).name
         note(f"{name}: stopping after this step, with a checkpoint. Once more aborts at once.")
-        folder.write(STOP_KEY, {"asked_at": time.time(), "by": name})
+        try:
+            folder.write(STOP_KEY, {"asked_at": time.time(), "by": name})
+        except StorageError as error:  # raised here, it would end the run wherever it is
+            note(f"The request to stop could not be stored: {error}. Once more aborts at once.")
 
     before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

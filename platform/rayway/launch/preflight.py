@@ -1,13 +1,15 @@
 """Everything about a job that can be found wrong before anything expensive starts. No torch."""
 
 import os
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayway.data.files import filesystem_for
 from rayway.data.index import Index, build_index
 from rayway.data.plan import Plan
-from rayway.errors import SpecError
+from rayway.errors import RaywayError, SpecError
 from rayway.spec.batch import BatchPlan, plan_batch
 from rayway.spec.code import user_traceback
 from rayway.spec.job import Job
@@ -76,22 +78,43 @@ def available_cpus() -> int:
 
 
 def _make_data(job: Job) -> None:
-    """Call the job's ``data.prepare`` if the training data is not there yet."""
+    """Call the job's ``data.prepare`` if the training data is not there yet.
+
+    A local folder is made beside its place and moved there when it is whole, the training data
+    last: a run that finds it finds all of it.
+    """
     if job.data.prepare is None or _exists(job.data.train):
         return
-    folder = job.data.train.rstrip("/").rpartition("/")[0]
-    make = import_object(job.data.prepare)
-    try:
-        make(folder)
-    except Exception as error:  # noqa: BLE001 - it is the user's own, and is shown
-        raise SpecError(
-            f"data.prepare={job.data.prepare} failed to make {folder}.\n{user_traceback(error)}"
-        ) from None
+    folder, _, train = job.data.train.rstrip("/").rpartition("/")
+    if "://" in folder:
+        _prepare(job, folder, place=folder)
+    else:
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".rayway-", dir=place) as scratch:
+            made = Path(scratch) / place.name
+            _prepare(job, str(made), place=folder)
+            entries = made.iterdir() if made.is_dir() else ()
+            for entry in sorted(entries, key=lambda each: each.name == train):
+                with suppress(OSError):  # another run was quicker: the same data is there
+                    entry.rename(place / entry.name)
     if not _exists(job.data.train):
         raise SpecError(
             f"data.prepare={job.data.prepare} ran for {folder} and did not make "
             f"data.train={job.data.train}. Let it write there, or change data.train."
         )
+
+
+def _prepare(job: Job, folder: str, *, place: str) -> None:
+    make = import_object(job.data.prepare or "")
+    try:
+        make(folder)
+    except RaywayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is the user's own, and is shown
+        raise SpecError(
+            f"data.prepare={job.data.prepare} failed to make {place}.\n{user_traceback(error)}"
+        ) from None
 
 
 def _exists(url: str) -> bool:

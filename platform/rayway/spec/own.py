@@ -22,6 +22,7 @@ class OwnSpec(Section):
     """A training whose step is the user's."""
 
     place: ClassVar[str] = ""
+    of_job: ClassVar[bool] = False
 
     name: str
     """The run's id."""

@@ -29,6 +29,9 @@ class Section(BaseModel):
     place: ClassVar[str] = ""
     """The section's name in the job; empty for the job itself."""
 
+    of_job: ClassVar[bool] = True
+    """Whether its fields are fields of a job, to be suggested for a misspelt one."""
+
     def __init__(self, /, *unnamed: object, **values: Any) -> None:
         site = caller()
         if unnamed:
@@ -85,6 +88,7 @@ def all_fields() -> list[str]:
     return [
         f"{cls.place}.{field}" if cls.place else field
         for cls in Section.__subclasses__()
+        if cls.of_job
         for field in cls.model_fields
     ]
 

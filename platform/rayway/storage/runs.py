@@ -218,6 +218,11 @@ class RunFolder:
         """Return the keys of the records of what ended ranks early, by rank."""
         return self._keys(attempt, "error-")
 
+    def output_keys(self, attempt: int, stream: str) -> list[str]:
+        """Return the keys of what the ranks printed to a stream, by rank."""
+        keys = self._keys(attempt, "logs/rank-")
+        return [key for key in keys if key.endswith(f".{stream}")]
+
     def _keys(self, attempt: int, kind: str) -> list[str]:
         start = attempt_key(attempt, kind)
         infos = self.objects.list(start.rpartition("/")[0])

@@ -16,6 +16,7 @@ from rayway.train.draws import seed_build, seed_forward
 from rayway.train.loss import Batch, LossFunction
 from rayway.train.ranks import grouped
 from rayway.train.state import TrainState
+from rayway.train.stateful import OPTIMIZER_GROUPS, OptimizerGroups
 
 
 def build_state(job: Job, device: torch.device) -> TrainState:
@@ -38,7 +39,13 @@ def build_state(job: Job, device: torch.device) -> TrainState:
     if grouped():
         # the views save a copy of all gradients a step
         replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return TrainState(model=model, replica=replica, optimizer=_build_optimizer(job.optim, model))
+    optimizer = _build_optimizer(job.optim, model)
+    return TrainState(
+        model=model,
+        replica=replica,
+        optimizer=optimizer,
+        others={OPTIMIZER_GROUPS: OptimizerGroups(optimizer)},
+    )
 
 
 def learning_rate(optim: OptimSpec, step: int, steps: int) -> float:

@@ -45,12 +45,11 @@ from rayway.train.ranks import dp_size, grouped, sum_over_ranks
 from rayway.train.records import StepRecords
 from rayway.train.saver import Saver
 from rayway.train.state import TrainState
-from rayway.train.stateful import OptimizerGroups, Stateful
+from rayway.train.stateful import OPTIMIZER_GROUPS, OptimizerGroups, Stateful
 from rayway.train.step import StepReport, on_device
 from rayway.train.watch import Watch
 from rayway.train.worker import read_data, start_event, training_feed, write_end
 
-_GROUPS = "optimizer-groups"
 _OTHER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _ADVICE = "Lower the learning rate, warm it up, or clip the gradient."
 
@@ -430,10 +429,10 @@ def _state(model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful])
             f"would not be saved. Put all that is trained into one nn.Module."
         )
     for name in also:
-        if not _OTHER_NAME.fullmatch(name) or name == _GROUPS:
+        if not _OTHER_NAME.fullmatch(name) or name == OPTIMIZER_GROUPS:
             raise SpecError(
                 f"also={{{name!r}: ...}}: a name is 1 to 64 letters, digits, '_' and '-', and not "
-                f"{_GROUPS!r}, because it becomes the name of a file."
+                f"{OPTIMIZER_GROUPS!r}, because it becomes the name of a file."
             )
-    others = {_GROUPS: OptimizerGroups(optimizer), **also}
+    others = {OPTIMIZER_GROUPS: OptimizerGroups(optimizer), **also}
     return TrainState(model=bare, replica=model, optimizer=optimizer, others=others)

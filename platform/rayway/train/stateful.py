@@ -15,6 +15,9 @@ from torch.optim import Optimizer
 
 from rayway.errors import CheckpointError
 
+OPTIMIZER_GROUPS = "optimizer-groups"
+"""The name under which a checkpoint holds the state of ``OptimizerGroups``."""
+
 
 class Stateful(Protocol):
     """What has a state to save, as torch's own classes have."""

@@ -100,8 +100,9 @@ def train_step(
     for i, micro_batch in enumerate(micro_batches):
         with _gradients_stay_local(state.replica, stay=i < last):
             loss = _forward(state, micro_batch, settings)
-            loss_sum += loss.sum.detach()
-            weight += loss.weight
+            with torch.no_grad():  # a weight that came out of the model may carry a graph
+                loss_sum += loss.sum
+                weight += loss.weight
             if i == last:
                 pending = start_sum(totals)  # travels beside the backward pass
             torch.autograd.backward(loss.sum / rows)
@@ -126,7 +127,7 @@ def _forward(state: TrainState, micro_batch: MicroBatch, settings: StepSettings)
     with autocast(settings.autocast, device):
         loss = checked(settings.loss_function(state.replica, micro_batch.columns))
     if micro_batch.weight_rows == 0:  # a stand-in row, so that the rank takes part in the sync
-        return Loss(loss.sum * 0, torch.zeros_like(loss.sum.detach()))
+        return Loss(loss.sum * 0, 0.0)
     return loss
 
 
@@ -161,6 +162,11 @@ def checked(loss: object) -> Loss:
         raise SpecError(
             f"The loss function returned {type(loss).__name__}; it has to return "
             f"rayway.Loss(sum=..., weight=...)."
+        )
+    if "loss" in loss.metrics:
+        raise SpecError(
+            "The loss function returned a metric named 'loss', which is the loss's own name in the "
+            "results. Give the metric another name."
         )
     if not isinstance(loss.sum, Tensor) or loss.sum.ndim != 0:
         found = (

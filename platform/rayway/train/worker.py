@@ -28,9 +28,10 @@ from rayway.telemetry.events import EventLog
 from rayway.train.build import build_state, learning_rate, settle_buckets
 from rayway.train.clock import Clock
 from rayway.train.course import plan_course, plan_training
+from rayway.train.deadline import StepDeadline
 from rayway.train.evaluate import evaluate
 from rayway.train.failure import describe_failure
-from rayway.train.loop import Errands, device_for, train
+from rayway.train.loop import Errands, Observer, device_for, train
 from rayway.train.ranks import barrier, dp_size
 from rayway.train.records import StepRecords
 from rayway.train.saver import Saver
@@ -47,6 +48,8 @@ class RankTask:
     attempt: int
     rank: int
     local_rank: int
+    may_hang: bool = False
+    """Let it: the process is also somebody else's, who may hold it in a debugger."""
 
 
 class _Life:
@@ -115,7 +118,8 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             sample = on_device(next(probe), device)[0]
         settle_buckets(state, settings.loss_function, sample.columns, seed=job.seed)
     if loaded is not None:
-        state.restore(loaded.tensors, loaded.step)
+        others: Any = loaded.facts.get("others")
+        state.restore(loaded.tensors, loaded.step, others)
     watch = stack.enter_context(Watch(folder, task.attempt)) if writes else None
     if writes:
         log.append(start_event(task.attempt, first=first, steps=course.steps, device=device))
@@ -128,7 +132,12 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
         if writes:
             log.append({"type": "evaluate", "step": state.step, "metrics": metrics, "rows": rows})
 
+    observers: list[Observer] = []
+    if not task.may_hang:
+        observers.append(stack.enter_context(StepDeadline(job.scale.step_timeout_s)))
     slots = -(-job.batch.global_batch // dp_size()) if job.trace else None
+    write = log.append if writes else None
+    observers.append(StepRecords(write, rows_in_step=course.rows_in_step, trace_slots=slots))
     done = train(
         state,
         batches,
@@ -140,13 +149,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             evaluate=evaluate_now,
             stop_asked=watch.stop_asked if watch else lambda: False,
         ),
-        observers=[
-            StepRecords(
-                log.append if writes else None,
-                rows_in_step=course.rows_in_step,
-                trace_slots=slots,
-            )
-        ],
+        observers=observers,
         clock=clock,
     )
     barrier()  # no rank ends, and with it the group, before all are through
