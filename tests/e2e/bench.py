@@ -80,6 +80,14 @@ def family(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def runs(process: psutil.Process) -> bool:
+    """Is a process there, and not only waiting for its parent to take note of its end?"""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def listening(processes: list[psutil.Process]) -> set[str]:
     """Return the addresses that processes accept connections at."""
     return {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, curve, family, kill_and_wait, listening, wait_until
+from bench import Bench, curve, family, kill_and_wait, listening, runs, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -67,7 +67,7 @@ def test_a_killed_driver_leaves_nothing_running_and_is_resumed(
     processes = family(driver.pid)
     assert listening(processes) <= {"127.0.0.1", "::1"}
     kill_and_wait(driver)
-    wait_until(lambda: not any(each.is_running() for each in processes), timeout_s=15)
+    wait_until(lambda: not any(runs(each) for each in processes), timeout_s=15)
     assert bench.show("r")["state"] == "INTERRUPTED"
     done = bench.rayway("resume", "r")
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import signal
 from typing import Any
 
 import pytest
-from bench import Bench, curve, family, wait_until
+from bench import Bench, curve, family, runs, wait_until
 
 SLOW = ("--set", "model.args.sleep_s=0.1")
 
@@ -31,7 +31,7 @@ def test_a_stopped_run_on_ray_goes_on_to_the_same_numbers(
     processes = family(driver.pid)
     os.kill(driver.pid, signal.SIGINT)
     assert driver.wait(timeout=30) == 130
-    assert not [each for each in processes if each.is_running()]
+    assert not [each for each in processes if runs(each)]
     stopped = bench.show("r")
     assert stopped["state"] == "STOPPED"
     assert "rayway resume" in (bench.folder / "stderr").read_text()

@@ -58,6 +58,13 @@ def start_owner() -> "subprocess.Popen[str]":
     )
 
 
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def read(owner: "subprocess.Popen[str]") -> dict[str, object]:
     assert owner.stdout is not None
     return json.loads(owner.stdout.readline())
@@ -90,7 +97,7 @@ def test_a_local_cluster_is_private_and_leaves_nothing() -> None:
 
         owner.communicate("\n", timeout=30)
     assert owner.returncode == 0
-    assert not [pid for pid in facts["family"] if psutil.pid_exists(pid)]
+    assert not [pid for pid in facts["family"] if runs(pid)]
     assert not token.parent.exists()
 
 
@@ -99,6 +106,6 @@ def test_a_killed_owner_takes_its_cluster_along() -> None:
         facts = read(owner)
         os.kill(owner.pid, signal.SIGKILL)
     deadline = time.monotonic() + 15
-    while left := [pid for pid in facts["family"] if psutil.pid_exists(pid)]:
+    while left := [pid for pid in facts["family"] if runs(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

@@ -22,10 +22,11 @@ _DEADLINE_S = 10.0
 _PAUSE_S = 0.05
 
 
-def end_cluster(folder: str) -> None:
-    """Kill every process of the cluster in ``folder``, until none is left."""
+def end_cluster(folder: str, *, owner: psutil.Process) -> None:
+    """Kill every process of the cluster in ``folder`` but its owner, until none is left."""
     deadline = time.monotonic() + _DEADLINE_S
-    while (left := _members(folder)) and time.monotonic() < deadline:
+    spare = [owner, psutil.Process()]
+    while (left := _members(folder, spare=spare)) and time.monotonic() < deadline:
         for process in left:
             try:
                 process.kill()
@@ -34,12 +35,11 @@ def end_cluster(folder: str) -> None:
         psutil.wait_procs(left, timeout=_PAUSE_S)
 
 
-def _members(folder: str) -> list[psutil.Process]:
-    own = psutil.Process().pid
+def _members(folder: str, *, spare: list[psutil.Process]) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter()
-        if process.pid != own and _is_member(process, folder)
+        if process not in spare and _is_member(process, folder)
     ]
 
 
@@ -56,9 +56,10 @@ def _is_member(process: psutil.Process, folder: str) -> bool:
 
 def main() -> None:
     """Wait for the owner's end, then clean up after it."""
-    folder = sys.argv[1]
+    folder, owner = sys.argv[1], psutil.Process().parent()
+    assert owner is not None, "it was started by somebody"
     sys.stdin.buffer.read()
-    end_cluster(folder)
+    end_cluster(folder, owner=owner)
     shutil.rmtree(Path(folder), ignore_errors=True)
 
 
