@@ -47,7 +47,7 @@ def measure(job: Job, pairs: int, steps: int, rank: int, ranks: int, folder: Pat
     enter_code_root(JOBS)
     with ExitStack() as stack:
         bare = BareLoop(job, folder / "bare.jsonl", rank=rank, world_size=ranks)
-        ours = OurLoop(job, new_run(job, folder), stack, rank=rank, world_size=ranks)
+        ours = OurLoop(job, new_run(job, folder), stack, rank=rank)
         return take_turns(bare, ours, pairs=pairs, steps=steps)
 
 

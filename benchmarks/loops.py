@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayway.data.columns import to_numpy
-from rayway.data.feed import Feed
 from rayway.data.index import build_index
-from rayway.spec.batch import plan_batch
 from rayway.spec.job import Job
 from rayway.spec.load import import_object, job_to_json, resolve_job
 from rayway.storage.runs import RunFolder, events_key
@@ -35,10 +33,12 @@ from rayway.telemetry.events import EventLog
 from rayway.train.build import build_state, learning_rate
 from rayway.train.clock import Clock
 from rayway.train.course import plan_course, plan_training
-from rayway.train.loop import Errands, train
+from rayway.train.deadline import StepDeadline
+from rayway.train.loop import Errands, Observer, train
 from rayway.train.records import StepRecords
 from rayway.train.step import StepSettings
 from rayway.train.watch import Watch
+from rayway.train.worker import training_feed
 
 CPU = torch.device("cpu")
 _LOG_PAUSE_S = 0.25  # longer than the event log's pause between two batches
@@ -180,9 +180,7 @@ class BareLoop:
 class OurLoop:
     """rayway's loop with all that a rank of a run has around it, put together as it does."""
 
-    def __init__(
-        self, job: Job, run: RunFolder, stack: ExitStack, *, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, job: Job, run: RunFolder, stack: ExitStack, *, rank: int) -> None:
         index = build_index(job.data.train)
         plan = plan_training(job, index)
         self._course = plan_course(job, plan)
@@ -191,26 +189,18 @@ class OurLoop:
             loss_function=import_object(job.loss), seed=job.seed, max_norm=job.optim.max_norm
         )
         self._feed = stack.enter_context(
-            Feed(
-                plan,
-                index,
-                rank=rank,
-                world_size=world_size,
-                micro_batch=plan_batch(job.batch, dp_size=world_size).micro_batch,
-                stop_step=self._course.steps,
-                seed=job.seed,
-            )
+            training_feed(job, plan, index, rank=rank, first=0, last=self._course.steps)
         )
         self._state = build_state(job, CPU)
         key = events_key(1, rank)
         self._log = stack.enter_context(EventLog(lambda data: run.objects.append(key, data)))
         watch = stack.enter_context(Watch(run, 1)) if rank == 0 else None
         self._stop_asked = watch.stop_asked if watch else lambda: False
-        self._records = StepRecords(
-            self._log.append if rank == 0 else None,
-            rows_in_step=self._course.rows_in_step,
-            trace_slots=None,
-        )
+        write = self._log.append if rank == 0 else None
+        self._observers: list[Observer] = [
+            stack.enter_context(StepDeadline(job.scale.step_timeout_s)),
+            StepRecords(write, rows_in_step=self._course.rows_in_step, trace_slots=None),
+        ]
         self._clock = Clock()
 
     def run(self, steps: int) -> None:
@@ -222,7 +212,7 @@ class OurLoop:
             replace(self._course, steps=self._state.step + steps, save_due=lambda _step: False),
             learning_rate=lambda step: learning_rate(self._job.optim, step, self._course.steps),
             errands=Errands(save=_refuse, evaluate=_refuse, stop_asked=self._stop_asked),
-            observers=[self._records],
+            observers=self._observers,
             clock=self._clock,
         )
 

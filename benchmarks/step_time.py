@@ -74,7 +74,7 @@ def measure(job: Job, pairs: int, steps: int, rank: int, ranks: int, folder: Pat
     with ExitStack() as stack:
         run = RunFolder.open(f"{folder}/{job.name}")
         bare = BareLoop(job, folder / "bare.jsonl", rank=rank, world_size=ranks)
-        ours = OurLoop(job, run, stack, rank=rank, world_size=ranks)
+        ours = OurLoop(job, run, stack, rank=rank)
         return take_turns(bare, ours, pairs=pairs, steps=steps)
 
 

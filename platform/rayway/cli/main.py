@@ -3,6 +3,7 @@
 Exit codes: 0 done, 2 the user's input, 3 no cluster, 4 training failed, 5 storage, 130 stopped.
 """
 
+import gc
 import sys
 
 import click
@@ -33,6 +34,13 @@ for command in (run, resume, runs, show, metrics, checkpoints):
 
 def main() -> None:
     """Run the command line; errors that rayway raises on purpose end in one message."""
+    try:
+        _run()
+    finally:
+        gc.freeze()  # else the interpreter takes torch and Ray apart, object by object: most of 1 s
+
+
+def _run() -> None:
     try:
         rayway(standalone_mode=False)
     except RaywayError as error:

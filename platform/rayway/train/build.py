@@ -112,6 +112,8 @@ def _build_optimizer(optim: OptimSpec, model: nn.Module) -> Optimizer:
 def _decay_groups(optim: OptimSpec, model: nn.Module) -> Sequence[dict[str, Any]]:
     """Decay matrices only: gains and biases are not what makes a model overfit."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if optim.weight_decay == 0:  # a group more is a call of the fused update more in each step
+        return [{"params": trained, "weight_decay": 0.0}]
     matrices = [parameter for parameter in trained if parameter.ndim >= 2]
     others = [parameter for parameter in trained if parameter.ndim < 2]
     groups = [

@@ -23,8 +23,8 @@ class Pending:
 
 
 def grouped() -> bool:
-    """Is this process one of a group of ranks?"""
-    return dist.is_available() and dist.is_initialized()
+    """Is this process one of several ranks? One rank alone has nobody to wait for."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def dp_size() -> int:

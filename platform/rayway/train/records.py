@@ -1,5 +1,6 @@
 """A run's steps as events: the numbers of each step, once they are there."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,7 +88,7 @@ class StepRecords:
             if ids is not None:
                 record["ids"] = ids
             self._write(record)
-        if not np.isfinite(loss) or not (grad_norm is None or np.isfinite(grad_norm)):
+        if not math.isfinite(loss) or not (grad_norm is None or math.isfinite(grad_norm)):
             norm = "" if grad_norm is None else f" and the gradient's norm {grad_norm}"
             raise NumericsError(
                 f"step {report.step}: the loss is {loss}{norm}. {self._advice} "
