@@ -147,6 +147,12 @@ def test_a_loss_that_returns_the_wrong_thing_is_named(ready: Bench) -> None:
     refused(done, "Tensor", "rayway.Loss(sum=..., weight=...)")
 
 
+def test_user_code_cannot_end_a_run_as_if_it_were_done(ready: Bench) -> None:
+    done = ready.rayway("run", "tiny.py", "--run-id", "r", *SMALL, "--set", "loss=tiny:leaves")
+    refused(done, "SystemExit", "tiny.py", code=4, lines=12)
+    assert ready.show("r")["state"] == "FAILED"
+
+
 def test_numbers_that_are_not_finite_end_the_run(ready: Bench) -> None:
     done = ready.rayway(
         "run", "tiny.py", "--run-id", "r", *SMALL, "--set", "loss=tiny:not_a_number"

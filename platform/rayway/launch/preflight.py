@@ -111,7 +111,7 @@ def _prepare(job: Job, folder: str, *, place: str) -> None:
         make(folder)
     except RaywayError:
         raise
-    except Exception as error:  # noqa: BLE001 - it is the user's own, and is shown
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's own, and is shown
         raise SpecError(
             f"data.prepare={job.data.prepare} failed to make {place}.\n{user_traceback(error)}"
         ) from None

@@ -103,6 +103,11 @@ def import_object(path: ImportPath) -> Any:
     name, _, attributes = path.partition(":")
     try:
         found: Any = importlib.import_module(name)
+    except SystemExit as error:
+        raise SpecError(
+            f"{path}: its module ends the program (SystemExit: {error}). Put what is to run only "
+            f'as a script below `if __name__ == "__main__":`.'
+        ) from None
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise SpecError(f"{path}: no module {error.name}.{_near_modules(error.name)}") from None

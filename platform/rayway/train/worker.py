@@ -18,6 +18,7 @@ from rayway.checkpoint.tensors import weights_sha256
 from rayway.data.feed import Feed
 from rayway.data.index import Index
 from rayway.data.plan import Plan, plan_order
+from rayway.errors import TrainingError
 from rayway.spec.batch import plan_batch
 from rayway.spec.code import enter_code_root
 from rayway.spec.job import Job
@@ -74,10 +75,12 @@ def run_rank(task: RankTask) -> str:
             key = events_key(task.attempt, task.rank)
             log = stack.enter_context(EventLog(lambda data: folder.objects.append(key, data)))
             return _train(task, folder, log, life, stack)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         step = life.state.step if life.state else 0
         failure = describe_failure(error, rank=task.rank, step=step)
         folder.write(error_key(task.attempt, task.rank), failure.record())
+        if isinstance(error, SystemExit):  # else user code could end a run as if it were done
+            raise TrainingError(f"the job's own code called sys.exit({error.code!r})") from error
         raise
 
 

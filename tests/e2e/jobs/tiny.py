@@ -6,6 +6,7 @@ forward pass the process of that rank does what ``kind`` says, unless the file `
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +98,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
 def bare_number(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """What a loss must not be: a mean, and no Loss."""
     return model(batch["x"]).mean()
+
+
+def leaves(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+    """A loss that ends the program as if all were done."""
+    sys.exit(0)
 
 
 def not_a_number(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
