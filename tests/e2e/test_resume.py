@@ -89,7 +89,7 @@ def test_driver_and_worker_killed_at_once(bench: Bench, undisturbed: dict[str, A
 
 
 def test_three_ranks_resume_to_the_bit(bench: Bench) -> None:
-    """With three ranks the order of additions depends on DDP's buckets: see settle_buckets."""
+    """With three ranks the order of additions depends on DDP's buckets: see replicate."""
     shape = (
         "--workers",
         "3",

@@ -18,9 +18,8 @@ from torch.optim import SGD, AdamW
 from rayway.errors import SpecError
 from rayway.spec.code import enter_code_root
 from rayway.spec.job import BatchSpec, DataSpec, Job, ModelSpec, OptimSpec
-from rayway.train.build import build_state, learning_rate, settle_buckets
+from rayway.train.build import build_state, learning_rate, replicate
 from rayway.train.loss import Batch, Loss
-from rayway.train.ranks import grouped
 from rayway.train.state import TrainState
 
 CPU = torch.device("cpu")
@@ -200,35 +199,53 @@ def squares(model: nn.Module, batch: Batch) -> Loss:
     return Loss(sum=model(batch["x"]).square().sum(), weight=len(batch["x"]))
 
 
-def settled() -> list[tuple[str, bool]]:
+class Partly(Normed):
+    """Has a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+
+
+def replicated(used: bool) -> tuple[list[str], bool, list[tuple[str, bool]]]:
     torch.manual_seed(0)
-    model = Normed()
-    replica = DistributedDataParallel(model) if grouped() else model
-    state = TrainState(model=model, replica=replica, optimizer=AdamW(model.parameters()))
+    model: nn.Module = Normed() if used else Partly()
+    state = TrainState(model=model, replica=model, optimizer=AdamW(model.parameters()))
     before = {name: value.clone() for name, value in state.tensors()["model"].items()}
-    settle_buckets(state, squares, {"x": torch.rand(6, 3)}, seed=0)
+    unused = replicate(state, squares, {"x": torch.rand(6, 3)}, seed=0)
     assert not state.optimizer.state
     assert all(p.grad is None for p in model.parameters())
-    return [
+    same = [
         (name, torch.equal(value, before[name])) for name, value in state.tensors()["model"].items()
     ]
+    for _ in range(3):  # DDP complains in the second step after a weight got no gradient
+        torch.autograd.backward(squares(state.replica, {"x": torch.rand(6, 3)}).sum)
+    return unused, isinstance(state.replica, DistributedDataParallel), same
 
 
-def test_settling_the_buckets_changes_nothing_of_the_state(ranks: Ranks) -> None:
-    for found in [settled(), *ranks.run(settled, world_size=3)]:
-        assert len(found) == 9
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_replicas_begin_as_the_model_is(world_size: int, ranks: Ranks) -> None:
+    for unused, wrapped, found in ranks.run(replicated, True, world_size=world_size):
+        assert (unused, wrapped, len(found)) == ([], True, 9)
         assert all(same for _, same in found)
 
 
-def test_ranks_build_the_same_weights_behind_a_replica(ranks: Ranks, project: Project) -> None:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_weights_without_a_gradient_are_named_and_do_not_stop_replicas(
+    world_size: int, ranks: Ranks
+) -> None:
+    for unused, wrapped, found in ranks.run(replicated, False, world_size=world_size):
+        assert (unused, wrapped) == (["idle.weight", "idle.bias"], True)
+        assert all(same for _, same in found)
+
+
+def test_ranks_build_the_same_weights(ranks: Ranks, project: Project) -> None:
     found = ranks.run(build_on_a_rank, str(project.code), world_size=2)
     alone = build_state(job_of(), CPU).tensors()["model"]
-    for wrapped, weights in found:
-        assert wrapped
+    for weights in found:
         assert all(torch.equal(weights[name], value) for name, value in alone.items())
 
 
-def build_on_a_rank(code: str) -> tuple[bool, dict[str, Tensor]]:
+def build_on_a_rank(code: str) -> dict[str, Tensor]:
     enter_code_root(Path(code))
-    state = build_state(job_of(), CPU)
-    return isinstance(state.replica, DistributedDataParallel), state.tensors()["model"]
+    return build_state(job_of(), CPU).tensors()["model"]

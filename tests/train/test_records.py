@@ -52,12 +52,16 @@ def test_on_the_cpu_nothing_waits() -> None:
     assert len(written) == 1
 
 
+def test_a_batch_without_weight_is_named_as_the_cause() -> None:
+    with pytest.raises(NumericsError, match=r"step 2: the weight of the whole global batch is 0"):
+        records_of(report_of(2, weight=0.0))
+
+
 @pytest.mark.parametrize(
     "numbers",
     [
         {"loss_sum": float("nan")},
         {"loss_sum": float("inf")},
-        {"weight": 0.0},
         {"grad_norm": float("nan")},
         {"grad_norm": float("inf")},
     ],

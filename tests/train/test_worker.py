@@ -36,6 +36,10 @@ def live_on_a_rank(url: str, attempt: int) -> str:
         return run_rank(rank_task(url, attempt, dist.get_rank()))
     except ValueError as error:
         return str(error)
+    except RuntimeError as error:  # the other rank was quicker to raise, and is gone
+        if "gloo" not in str(error):
+            raise
+        return str(error)
 
 
 def live_on(ranks: Ranks, lives: Lives, world_size: int) -> list[str]:

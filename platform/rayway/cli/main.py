@@ -50,4 +50,5 @@ def _run() -> None:
         error.show()
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
+        print("rayway: interrupted", file=sys.stderr)  # noqa: T201 - as above
         sys.exit(StoppedError.exit_code)

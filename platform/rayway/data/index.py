@@ -252,6 +252,13 @@ def _read_shard(filesystem: pafs.FileSystem, info: pafs.FileInfo, path: str) -> 
 def _common_schema(shards: list[_Shard], columns: Sequence[str] | None, root: str) -> pa.Schema:
     """Return the chosen columns of the first shard, once all shards have them alike."""
     first = shards[0]
+    for shard in shards:
+        twice = sorted({name for name in shard.schema.names if shard.schema.names.count(name) > 1})
+        if twice:
+            raise DataError(
+                f"{root}/{shard.path} has more than one column {twice[0]!r}, and which one is "
+                f"meant cannot be told. Write it with each name once."
+            )
     names = list(first.schema.names if columns is None else columns)
     for name in names:
         if name not in first.schema.names:

@@ -7,6 +7,7 @@ not in this process: a run whose command was killed is resumed by another comman
 
 import json
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from rayway.checkpoint.catalog import committed
 from rayway.data.index import Index
-from rayway.errors import RaywayError, SpecError, TrainingError
+from rayway.errors import RaywayError, SpecError, StoppedError, TrainingError
 from rayway.launch.attempts import Again, Life, plan_next
 from rayway.launch.follow import Follower, stop_on_signal
 from rayway.launch.preflight import Prepared, check_scale, prepare
@@ -30,6 +31,7 @@ from rayway.storage.runs import (
     STOP_KEY,
     RunFolder,
     attempt_key,
+    check_run_id,
     find_run,
     new_run_id,
 )
@@ -41,6 +43,8 @@ from rayway.train.watch import refuse_running
 _HANG_MARK = (
     b"Timeout ("  # what faulthandler's report of a hung process begins with, see deadline.py
 )
+
+DEFAULT_STORAGE = "./runs"
 
 LOST = "LOST"
 """How an attempt ended that another one follows. The run itself has not ended."""
@@ -68,7 +72,7 @@ class Workers(Protocol):
 def run(
     job: Job | Resolved,
     *,
-    storage: str = "./runs",
+    storage: str = DEFAULT_STORAGE,
     run_id: str | None = None,
     workers: int | None = None,
     show: bool = True,
@@ -99,7 +103,7 @@ def run(
     _check_reach(objects, workers)
     objects.probe()
     now = datetime.now(UTC)
-    run_id = run_id or new_run_id(resolved.job.name, now)
+    run_id = check_run_id(run_id) if run_id else new_run_id(resolved.job.name, now)
     _refuse_taken(objects, run_id)
     prepared = prepare(resolved, workers=workers)
     folder = RunFolder.create(objects.at(run_id), job_to_json(resolved), now=now)
@@ -112,7 +116,7 @@ def run(
 def resume(
     ref: str,
     *,
-    storage: str = "./runs",
+    storage: str = DEFAULT_STORAGE,
     workers: int | None = None,
     show: bool = True,
     on_start: Callable[[str], None] | None = None,
@@ -219,7 +223,11 @@ def _live(
     except KeyboardInterrupt:
         record = {"state": "STOPPED", "reason": "aborted by a second signal"}
         folder.write(attempt_key(attempt, "end.json"), record)
-        raise
+        step, ref = _newest_step(folder), _reference(folder)
+        raise StoppedError(
+            f"run {folder.run_id} was aborted. Its newest checkpoint is of step {step}; go on from "
+            f"there with: rayway resume {ref}"
+        ) from None
     except Exception as error:
         failure = _first_failure(folder, attempt)
         if failure is None and isinstance(error, RaywayError):
@@ -255,25 +263,29 @@ def _hang(folder: RunFolder, attempt: int) -> str | None:
 
 def _in_words(failure: RankError) -> str:
     if failure.kind == "user":
-        last = failure.message.strip().splitlines()[-1]
-        return f"the job's own code raised on rank {failure.rank}: {last}"
+        return f"the job's own code raised on rank {failure.rank}: {failure.summary}"
     return failure.message
 
 
 def _as_error(folder: RunFolder, life: Life, reason: str) -> RaywayError:
     """Return the error of a run that failed: the user's traceback first, then what to do."""
-    see = f"See it with: rayway show {folder.run_id}"
+    ref = _reference(folder)
+    see = f"See it with: rayway show {ref}"
+    failure = life.failure
+    if failure is not None and failure.kind == "refused":
+        error = TrainingError(f"{failure.message}\n{see}")
+        error.exit_code = failure.exit_code  # type: ignore[misc]  # of this error only
+        return error
     if life.to_step:
-        see += f"; go on from step {life.to_step} with: rayway resume {folder.run_id}"
-    if life.failure is None:
-        return TrainingError(f"run {folder.run_id} failed: {reason}.\n{see}")
-    if life.failure.kind == "user":
-        return TrainingError(
-            f"{life.failure.message}\n\nrun {folder.run_id} failed: {reason}.\n{see}"
-        )
-    error = TrainingError(f"{life.failure.message}\nrun {folder.run_id} failed. {see}")
-    error.exit_code = life.failure.exit_code  # type: ignore[misc]  # of this error only
-    return error
+        see += f"; go on from step {life.to_step} with: rayway resume {ref}"
+    first = "" if failure is None else f"{failure.message}\n\n"
+    return TrainingError(f"{first}run {folder.run_id} failed: {reason}.\n{see}")
+
+
+def _reference(folder: RunFolder) -> str:
+    """Return what names the run to another command given in the same folder."""
+    by_id = Objects(DEFAULT_STORAGE).at(folder.run_id).url
+    return folder.run_id if folder.url == by_id else shlex.quote(folder.url)
 
 
 def _write_end(folder: RunFolder, life: Life, state: str, reason: str) -> None:

@@ -45,8 +45,8 @@ def plan_batch(spec: BatchSpec, *, dp_size: int) -> BatchPlan:
         if left_over or not share:
             below, above = nearest_global_batches(spec.global_batch, per_pass=dp_size)
             raise SpecError(
-                f"batch.global_batch={spec.global_batch} does not split evenly over {dp_size} "
-                f"ranks. Use {_either(below, above)}, or change scale.workers."
+                f"batch.global_batch={spec.global_batch} does not split evenly over "
+                f"{_count(dp_size, 'rank')}. Use {_either(below, above)}, or change scale.workers."
             )
         micro_batch = share
     passes = accumulation(global_batch=spec.global_batch, micro_batch=micro_batch, dp_size=dp_size)
@@ -79,8 +79,8 @@ def accumulation(*, global_batch: int, micro_batch: int, dp_size: int) -> int:
         micro = nearest_micro_batches(global_batch, micro_batch=micro_batch, dp_size=dp_size)
         change = f"batch.micro_batch={' or '.join(map(str, micro))}" if micro else ""
         raise SpecError(
-            f"batch.global_batch={global_batch} does not split over {dp_size} ranks: it is not a "
-            f"multiple of micro_batch x ranks = {micro_batch} x {dp_size} = {per_pass}. "
+            f"batch.global_batch={global_batch} does not split over {_count(dp_size, 'rank')}: it "
+            f"is not a multiple of micro_batch x ranks = {micro_batch} x {dp_size} = {per_pass}. "
             f"Use {_either(below, above)}, or {change or 'change batch.micro_batch'}."
         )
     return passes

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import pkgutil
@@ -150,6 +151,23 @@ def check_user_code(resolved: Resolved) -> None:
         if not callable(found):
             kind = type(found).__name__
             raise SpecError(f"{origin}: {field}={path} is of type {kind}; it needs a function.")
+        if field == "model.build":
+            _check_arguments(resolved, found)
+
+
+def _check_arguments(resolved: Resolved, build: Any) -> None:
+    """Refuse arguments that the builder does not take, or lacks."""
+    model = resolved.job.model
+    try:
+        inspect.signature(build).bind(**model.args)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(build).parameters) or "nothing"
+        raise SpecError(
+            f"{resolved.origins['model.build']}: {model.build} cannot be called with model.args: "
+            f"{error}. It takes: {takes}."
+        ) from None
+    except ValueError:  # a builder in C has no signature to look at
+        return
 
 
 def job_to_json(resolved: Resolved) -> str:

@@ -97,7 +97,7 @@ class RunFolder:
             SpecError: The last part of the address is no run id.
         """
         folder = cls(at)
-        run_id = _checked_id(folder.url.rsplit("/", 1)[-1])
+        run_id = check_run_id(folder.url.rsplit("/", 1)[-1])
         record: Record = {
             "schema": SCHEMA,
             "run_id": run_id,
@@ -142,7 +142,7 @@ class RunFolder:
     @property
     def run_id(self) -> str:
         """The run's id. A copied or moved folder keeps it."""
-        return _checked_id(str(self._record()["run_id"]))
+        return check_run_id(str(self._record()["run_id"]))
 
     @property
     def created_at(self) -> float:
@@ -240,7 +240,7 @@ class RunFolder:
 
 def new_run_id(job_name: str, now: datetime) -> str:
     """Return a run id that sorts by time within a job: ``digits-20260131-235959-3fa9``."""
-    return _checked_id(f"{job_name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+    return check_run_id(f"{job_name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
 
 
 def list_runs(storage: str) -> list[str]:
@@ -275,7 +275,12 @@ def _no_run(name: str, storage: str, asked: str) -> SpecError:
     return SpecError(f"{asked} {hint}")
 
 
-def _checked_id(run_id: str) -> str:
+def check_run_id(run_id: str) -> str:
+    """Return ``run_id`` if it is one.
+
+    Raises:
+        SpecError: It is not, and says what one looks like.
+    """
     if not _RUN_ID.fullmatch(run_id):
         raise SpecError(
             f"{run_id!r} is no run id: use 1 to 100 of a-z, 0-9, '.', '_' and '-', beginning with "

@@ -14,9 +14,10 @@ from rayway.spec.job import Job, OptimSpec
 from rayway.spec.load import import_object
 from rayway.train.draws import seed_build, seed_forward
 from rayway.train.loss import Batch, LossFunction
-from rayway.train.ranks import grouped
+from rayway.train.ranks import dp_size, sum_over_ranks
 from rayway.train.state import TrainState
 from rayway.train.stateful import OPTIMIZER_GROUPS, OptimizerGroups
+from rayway.train.step import checked
 
 
 def build_state(job: Job, device: torch.device) -> TrainState:
@@ -35,14 +36,10 @@ def build_state(job: Job, device: torch.device) -> TrainState:
     model.to(device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SpecError(f"model.build={job.model.build} returned a model with nothing to train.")
-    replica: nn.Module = model
-    if grouped():
-        # the views save a copy of all gradients a step
-        replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = _build_optimizer(job.optim, model)
     return TrainState(
         model=model,
-        replica=replica,
+        replica=model,
         optimizer=optimizer,
         others={OPTIMIZER_GROUPS: OptimizerGroups(optimizer)},
     )
@@ -69,23 +66,56 @@ def learning_rate(optim: OptimSpec, step: int, steps: int) -> float:
     return optim.lr * (optim.final_lr_fraction + (1 - optim.final_lr_fraction) * left)
 
 
-def settle_buckets(
-    state: TrainState, loss_function: LossFunction, batch: Batch, *, seed: int
-) -> None:
-    """Let DDP choose its final gradient buckets before the first step, by a backward that counts 0.
+def replicate(
+    state: TrainState, loss_function: LossFunction, sample: Batch, *, seed: int
+) -> list[str]:
+    """Put DistributedDataParallel around the model, and let it settle before the first step.
 
-    DDP re-orders its buckets after the first backward pass. With three or more ranks that changes
-    the order of additions, so the first step after a resume would differ in the last bit from the
-    same step of an undisturbed run. For two ranks it does not matter: a + b is b + a.
+    A backward pass on the sample, which changes nothing, shows which weights get no gradient: DDP
+    would wait for them for ever, unless it is told to look for them in each step.
+
+    After its own first backward pass DDP re-orders its buckets. With three or more ranks that
+    changes the order of additions, so the first step after a resume would differ in the last bit
+    from the same step of an undisturbed run. For two ranks it does not matter: a + b is b + a.
+
+    Args:
+        state: Its ``replica`` is replaced.
+        loss_function: The user's.
+        sample: A micro-batch, on the model's device.
+        seed: The job's.
+
+    Returns:
+        The names of weights without a gradient on this rank.
     """
     buffers = {name: value.clone() for name, value in state.model.named_buffers()}
-    for _ in range(2):
-        seed_forward(seed, step=0, first_slot=0)
-        torch.autograd.backward(loss_function(state.replica, batch).sum * 0)
-    state.optimizer.zero_grad(set_to_none=True)
+    _pass_for_nothing(state.model, loss_function, sample, seed)
+    unused = [
+        name
+        for name, weight in state.model.named_parameters()
+        if weight.requires_grad and weight.grad is None
+    ]
+    state.model.zero_grad(set_to_none=True)
+    somewhere = bool(sum_over_ranks(torch.tensor([float(len(unused))])).item())
+    state.replica = DistributedDataParallel(
+        state.model,
+        gradient_as_bucket_view=True,  # saves a copy of all gradients a step
+        find_unused_parameters=somewhere,
+    )
+    if dp_size() > 2:
+        for _ in range(2):
+            _pass_for_nothing(state.replica, loss_function, sample, seed)
+        state.model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, value in state.model.named_buffers():
             value.copy_(buffers[name])
+    return unused
+
+
+def _pass_for_nothing(
+    model: nn.Module, loss_function: LossFunction, sample: Batch, seed: int
+) -> None:
+    seed_forward(seed, step=0, first_slot=0)
+    torch.autograd.backward(checked(loss_function(model, sample)).sum * 0)
 
 
 def _build_optimizer(optim: OptimSpec, model: nn.Module) -> Optimizer:

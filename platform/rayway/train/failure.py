@@ -37,6 +37,9 @@ class RankError:
     exit_code: int
     """What the command exits with if the run ends because of it."""
 
+    summary: str = ""
+    """For ``user``: the exception in one line."""
+
     def record(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return asdict(self)
@@ -58,6 +61,7 @@ def describe_failure(error: BaseException, *, rank: int, step: int) -> RankError
         message=message,
         step=step,
         exit_code=error.exit_code if isinstance(error, RaywayError) else TrainingError.exit_code,
+        summary=f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}",
     )
 
 

@@ -89,6 +89,12 @@ class StepRecords:
                 record["ids"] = ids
             self._write(record)
         if not math.isfinite(loss) or not (grad_norm is None or math.isfinite(grad_norm)):
+            if report.weight() == 0:
+                raise NumericsError(
+                    f"step {report.step}: the weight of the whole global batch is 0, so it has no "
+                    f"mean loss. Return Loss(weight=...) with the number of rows or tokens that "
+                    f"count, or leave out such samples. Nothing of it was saved."
+                )
             norm = "" if grad_norm is None else f" and the gradient's norm {grad_norm}"
             raise NumericsError(
                 f"step {report.step}: the loss is {loss}{norm}. {self._advice} "

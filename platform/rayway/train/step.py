@@ -50,6 +50,10 @@ class StepReport:
         loss_sum, weight, _ = self.totals.tolist()
         return loss_sum / weight if weight else float("nan")
 
+    def weight(self) -> float:
+        """Return the weight of the global batch. Waits for it."""
+        return float(self.totals[1].item())
+
     def stop_asked(self) -> bool:
         """Did any rank see a request to stop? The same answer on every rank. Waits for it."""
         return self.totals[2].item() > 0
@@ -177,6 +181,11 @@ def checked(loss: object) -> Loss:
         raise SpecError(
             f"Loss.sum is {found}; it has to be a scalar tensor. "
             f'Sum the losses, e.g. with reduction="sum".'
+        )
+    if torch.is_grad_enabled() and not loss.sum.requires_grad:
+        raise SpecError(
+            "Loss.sum does not depend on the weights of the model, so there is nothing to learn "
+            "from. Do not detach it, and compute it outside of torch.no_grad()."
         )
     return loss
 

@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rayway.errors import RaywayError, SpecError, StorageError
+from rayway.errors import SpecError, StorageError
 from rayway.storage.runs import STOP_KEY, RunFolder, attempt_key
 from rayway.telemetry.alive import judge_life, this_place
 
@@ -29,7 +29,7 @@ def refuse_running(folder: RunFolder, attempt: int) -> None:
         )
 
 
-class FencedError(RaywayError):
+class FencedError(SpecError):
     """A newer attempt has begun, so this one must not go on."""
 
 

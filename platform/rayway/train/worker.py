@@ -26,19 +26,21 @@ from rayway.spec.load import import_object, job_from_json
 from rayway.spec.own import OwnSpec
 from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
 from rayway.telemetry.events import EventLog
-from rayway.train.build import build_state, learning_rate, settle_buckets
+from rayway.train.build import build_state, learning_rate, replicate
 from rayway.train.clock import Clock
 from rayway.train.course import plan_course, plan_training
 from rayway.train.deadline import StepDeadline
 from rayway.train.evaluate import evaluate
 from rayway.train.failure import describe_failure
 from rayway.train.loop import Errands, Observer, device_for, train
-from rayway.train.ranks import barrier, dp_size
+from rayway.train.ranks import barrier, dp_size, grouped
 from rayway.train.records import StepRecords
 from rayway.train.saver import Saver
 from rayway.train.state import TrainState, to_host
 from rayway.train.step import StepSettings, on_device
 from rayway.train.watch import Watch
+
+_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +118,12 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
     )
     device = device_for(task.local_rank)
     state = life.state = build_state(job, device)
-    if dp_size() > 2:
+    if grouped():
         with training_feed(job, plan, index, rank=task.rank, first=0, last=1) as probe:
             sample = on_device(next(probe), device)[0]
-        settle_buckets(state, settings.loss_function, sample.columns, seed=job.seed)
+        unused = replicate(state, settings.loss_function, sample.columns, seed=job.seed)
+        if unused:
+            saver.warn(_about_unused(unused))
     if loaded is not None:
         others: Any = loaded.facts.get("others")
         state.restore(loaded.tensors, loaded.step, others)
@@ -168,6 +172,14 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             clock=clock,
         )
     return ending
+
+
+def _about_unused(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"{len(names)} weights got no gradient in a first look: {', '.join(names[:_SHOWN])}{more}. "
+        f"DDP looks for such weights in each step now, which costs time; freeze them or use them."
+    )
 
 
 def _step_settings(job: Job) -> StepSettings:
