@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rayway.checkpoint.match import check_match
 from rayway.errors import CheckpointError
 from rayway.train.stateful import Stateful, pack, unpack
 
@@ -69,7 +70,7 @@ class TrainState:
             CheckpointError: Names are missing, unexpected or of another shape or dtype.
         """
         model = self.model.state_dict()
-        _refuse_difference("model", model, tensors["model"])
+        check_match(model, tensors["model"], what="model")
         self.model.load_state_dict(dict(tensors["model"]), strict=True)
         self._restore_moments(tensors["optimizer"])
         facts = facts or {}
@@ -132,29 +133,6 @@ def _stored(key: str, value: object) -> tuple[str, Tensor]:
         f"The optimizer keeps {key} as {type(value).__name__}, which a checkpoint cannot hold. "
         f"Let it keep tensors and numbers only."
     )
-
-
-def _refuse_difference(
-    what: str, wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor]
-) -> None:
-    missing = sorted(set(wanted) - set(stored))
-    surplus = sorted(set(stored) - set(wanted))
-    other = sorted(
-        f"{name} {tuple(stored[name].shape)} {stored[name].dtype} for "
-        f"{tuple(wanted[name].shape)} {wanted[name].dtype}"
-        for name in set(wanted) & set(stored)
-        if wanted[name].shape != stored[name].shape or wanted[name].dtype != stored[name].dtype
-    )
-    if missing or surplus or other:
-        parts = [
-            f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}"
-            for kind, names in (("missing", missing), ("unexpected", surplus), ("unlike", other))
-            if names
-        ]
-        raise CheckpointError(
-            f"The checkpoint does not fit the {what} ({'; '.join(parts)}). "
-            f"Resume with the job it was made by, or start a new run."
-        )
 
 
 def to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

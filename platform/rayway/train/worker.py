@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rayway.checkpoint.store import CheckpointStore
+from rayway.checkpoint.store import CheckpointStore, Loaded
 from rayway.checkpoint.tensors import weights_sha256
 from rayway.data.feed import Feed
 from rayway.data.index import Index
@@ -28,7 +28,7 @@ from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, eve
 from rayway.telemetry.events import EventLog
 from rayway.train.build import build_state, learning_rate, replicate
 from rayway.train.clock import Clock
-from rayway.train.course import plan_course, plan_training
+from rayway.train.course import Course, plan_course, plan_training
 from rayway.train.deadline import StepDeadline
 from rayway.train.evaluate import evaluate
 from rayway.train.failure import describe_failure
@@ -124,9 +124,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
         unused = replicate(state, settings.loss_function, sample.columns, seed=job.seed)
         if unused:
             saver.warn(_about_unused(unused))
-    if loaded is not None:
-        others: Any = loaded.facts.get("others")
-        state.restore(loaded.tensors, loaded.step, others)
+    _take_up(state, loaded)
     watch = stack.enter_context(Watch(folder, task.attempt)) if writes else None
     if writes:
         log.append(start_event(task.attempt, first=first, steps=course.steps, device=device))
@@ -139,12 +137,6 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
         if writes:
             log.append({"type": "evaluate", "step": state.step, "metrics": metrics, "rows": rows})
 
-    observers: list[Observer] = []
-    if not task.may_hang:
-        observers.append(stack.enter_context(StepDeadline(job.scale.step_timeout_s)))
-    slots = -(-job.batch.global_batch // dp_size()) if job.trace else None
-    write = log.append if writes else None
-    observers.append(StepRecords(write, rows_in_step=course.rows_in_step, trace_slots=slots))
     done = train(
         state,
         batches,
@@ -156,22 +148,41 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             evaluate=evaluate_now,
             stop_asked=watch.stop_asked if watch else lambda: False,
         ),
-        observers=observers,
+        observers=_observers(task, job, course, log if writes else None, stack),
         clock=clock,
     )
     barrier()  # no rank ends, and with it the group, before all are through
-    ending = "FINISHED" if done else "STOPPED"
+    ending, reason = ("FINISHED", "all steps done") if done else ("STOPPED", "asked to stop")
     if writes:
         write_end(
             folder,
             log,
             attempt=task.attempt,
             ending=ending,
-            reason="all steps done" if done else "asked to stop",
+            reason=reason,
             state=state,
             clock=clock,
         )
     return ending
+
+
+def _take_up(state: TrainState, loaded: Loaded | None) -> None:
+    if loaded is not None:
+        others: Any = loaded.facts.get("others")
+        state.restore(loaded.tensors, loaded.step, others)
+
+
+def _observers(
+    task: RankTask, job: Job, course: Course, log: EventLog | None, stack: ExitStack
+) -> list[Observer]:
+    """Return who is told of each step; ``log``: that of the rank that writes."""
+    observers: list[Observer] = []
+    if not task.may_hang:
+        observers.append(stack.enter_context(StepDeadline(job.scale.step_timeout_s)))
+    slots = -(-job.batch.global_batch // dp_size()) if job.trace else None
+    write = log.append if log else None
+    observers.append(StepRecords(write, rows_in_step=course.rows_in_step, trace_slots=slots))
+    return observers
 
 
 def _about_unused(names: list[str]) -> str:
