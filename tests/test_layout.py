@@ -127,6 +127,7 @@ def test_a_command_that_does_not_exist_is_seen() -> None:
         rayway.commands["runs"].make_context("runs", ["--wings"])
 
 
+# an unpacked archive has files of its user too, and no list of ours
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files are ours")
 def test_no_file_names_a_path_of_one_machine() -> None:
     places = "work|root|home|Users"

@@ -188,7 +188,7 @@ class Payload:
 
 def payload_for(canary: Path) -> bytes:
     data = pickle.dumps(Payload(canary))
-    pickle.loads(data).close()
+    pickle.loads(data).close()  # made two lines above; shows that the payload would run
     assert canary.exists()  # it is live
     canary.unlink()
     return data

@@ -41,6 +41,23 @@ def test_a_stopped_run_on_ray_goes_on_to_the_same_numbers(
     assert bench.show("r")["weights_sha256"] == undisturbed["facts"]["weights_sha256"]
 
 
+def test_a_second_signal_aborts_and_says_from_where_to_go_on(bench: Bench) -> None:
+    driver = bench.start(
+        "run", "tiny.py", "--run-id", "r", "--workers", "0", "--set", "model.args.sleep_s=2.0",
+        "--set", "checkpoint.every_steps=1",
+    )  # fmt: skip
+    wait_until(lambda: bench.step("r") >= 2, timeout_s=60)
+    os.kill(driver.pid, signal.SIGINT)
+    wait_until((bench.folder / "runs/r/stop.json").exists, timeout_s=10)
+    os.kill(driver.pid, signal.SIGINT)
+    assert driver.wait(timeout=30) == 130
+    stderr = (bench.folder / "stderr").read_text()
+    assert "run r was aborted. Its newest checkpoint is of step" in stderr
+    assert "rayway resume r" in stderr
+    assert "Traceback" not in stderr
+    assert bench.show("r")["state"] == "STOPPED"
+
+
 def test_a_running_run_cannot_be_resumed_as_well(bench: Bench) -> None:
     driver = bench.start("run", "tiny.py", "--run-id", "r", "--workers", "0",
                          "--set", "model.args.sleep_s=2.0")  # fmt: skip

@@ -41,12 +41,13 @@ def test_a_job_cannot_be_changed(job: Job) -> None:
 
 
 def test_a_job_survives_a_trip_to_a_worker(job: Job) -> None:
-    assert pickle.loads(pickle.dumps(job)) == job
+    assert pickle.loads(pickle.dumps(job)) == job  # our own bytes; Ray moves objects this way
 
 
 def test_a_refusal_survives_a_trip_from_a_worker() -> None:
     with pytest.raises(SpecError) as caught:
         OptimSpec(lr=-1.0, steps=1)
+    # our own bytes; Ray moves exceptions this way
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

@@ -88,6 +88,7 @@ class Ranks:
             answer = (False, _SILENT)
             if connection.poll(max(deadline - time.monotonic(), 0)):
                 with suppress(EOFError, ConnectionResetError):
+                    # from a process we started, over a socket in a folder of ours
                     answer = pickle.loads(connection.recv_bytes())
             answers.append(answer)
         if (False, _SILENT) in answers:
@@ -115,6 +116,7 @@ def serve(address: str) -> None:
     with Client(address, family="AF_UNIX") as connection:
         while True:
             try:
+                # from the process that started us, over a socket in a folder of its own
                 request = pickle.loads(connection.recv_bytes())
             except EOFError:
                 return

@@ -184,6 +184,7 @@ def test_time_is_given_to_parts() -> None:
     assert clock.seconds()["evaluate_s"] == 0
 
 
+# with a GPU there is nothing to see here: device_for then gives the GPU
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_gpus_every_rank_is_on_the_cpu() -> None:
     assert [device_for(rank).type for rank in range(3)] == ["cpu"] * 3
