@@ -129,3 +129,39 @@ def test_every_field_is_described_in_the_schema() -> None:
 def test_the_schema_of_a_settings_file_requires_nothing() -> None:
     schema = job_schema(partial=True)
     assert not any("required" in part for part in (schema, *schema["$defs"].values()))
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({}, "empty mapping"),
+        ({"a": 0}, "the weight of a is 0"),
+        ({"a": True}, "the weight of a is True"),
+        ({"a": float("inf")}, "the weight of a is inf"),
+        ({"a": "1"}, "the weight of a is '1'"),
+        ({3: 1.0}, "3 is no folder"),
+        ({" ": 1.0}, "is empty or no path"),
+        (["a", "b"], "a mapping of such to their weights"),
+    ],
+)
+def test_a_mixture_that_says_nothing_clear_is_refused(train: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=r"data\.train=") as caught:
+        DataSpec(train=train)
+    assert words in str(caught.value)
+
+
+def test_the_sources_of_a_job_are_its_places_with_their_weights() -> None:
+    assert DataSpec(train="a").sources == {"a": 1.0}
+    assert list(DataSpec(train={"b": 3, "a": 1}).sources.items()) == [("b", 3.0), ("a", 1.0)]
+
+
+@pytest.mark.parametrize("shuffle", [1, "yes", None, "true"])
+def test_a_shuffle_that_is_not_known_is_refused(shuffle: Any) -> None:
+    with pytest.raises(SpecError, match="true or false or sticky"):
+        DataSpec(train="a", shuffle=shuffle)
+
+
+@pytest.mark.parametrize("pad", [{"": 3}, {"x": 0}, {"x": 1.5}])
+def test_a_padding_that_says_nothing_clear_is_refused(pad: Any) -> None:
+    with pytest.raises(SpecError, match=r"data\.pad"):
+        DataSpec(train="a", pad=pad)

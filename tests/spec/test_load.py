@@ -382,3 +382,14 @@ def test_a_resolved_job_cannot_be_changed(job: Job) -> None:
     assert replace(found, job_file=None) != found
     with pytest.raises(AttributeError):
         found.job = job  # type: ignore[misc]  # that is the point
+
+
+def test_the_places_of_a_mixture_count_from_the_current_folder(
+    edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = edit("data=DataSpec(", "data=DataSpec(")
+    monkeypatch.chdir(tmp_path)
+    found = load_job(file, overrides=["data.train={a: 2, s3://b/c: 1}"]).job
+    assert found.data.sources == {str(tmp_path / "a"): 2.0, "s3://b/c": 1.0}
+    with pytest.raises(SpecError, match="names one place twice"):
+        load_job(file, overrides=["data.train={a: 2, ./a: 1}"])

@@ -61,6 +61,43 @@ def _checked_place(url: str) -> str:
     return url
 
 
+def _checked_sources(value: object) -> str | dict[str, float]:
+    if isinstance(value, str):
+        return _checked_place(value)
+    if not isinstance(value, dict):
+        repair = " Put it in quotes." if isinstance(value, int | float) else ""
+        raise ValueError(
+            f"give a folder or URL as text, or a mapping of such to their weights.{repair}"
+        )
+    if not value:
+        raise ValueError("is an empty mapping. Name at least one folder or URL with its weight.")
+    sources: dict[str, float] = {}
+    for place, weight in value.items():
+        if not isinstance(place, str):
+            raise ValueError(f"{place!r} is no folder or URL. Put it in quotes.")
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not isfinite(weight) or weight <= 0:
+            raise ValueError(
+                f"the weight of {place} is {weight!r}. Use a number above 0; to leave the data "
+                f"out, leave out its line."
+            )
+        sources[_checked_place(place)] = float(weight)
+    return sources
+
+
+def _checked_shuffle(value: object) -> bool | str:
+    if isinstance(value, bool) or value == "sticky":
+        return value
+    hint = " Write it without quotes." if value in ("true", "false", "True", "False") else ""
+    raise ValueError(f"use true or false or sticky.{hint}")
+
+
+def _checked_pad(pad: dict[str, int]) -> dict[str, int]:
+    if "" in pad:
+        raise ValueError("a column has no name. Write COLUMN: LENGTH.")
+    return pad
+
+
 def _plain_json(value: object, where: str = "args") -> object:
     """Let through only what comes back unchanged from job.json."""
     kind = type(value)
@@ -98,6 +135,28 @@ Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Place = Annotated[str, AfterValidator(_checked_place)]
+Sources = Annotated[
+    str | dict[str, float],
+    PlainValidator(_checked_sources),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+                },
+            ]
+        }
+    ),
+]
+"""A folder or URL, or a mixture of some: each with its share of every global batch."""
+Shuffle = Annotated[
+    bool | Literal["sticky"],
+    PlainValidator(_checked_shuffle),
+    WithJsonSchema({"enum": [True, False, "sticky"]}),
+]
 
 
 class ModelSpec(Section):
@@ -119,9 +178,9 @@ class DataSpec(Section):
 
     place: ClassVar[str] = "data"
 
-    train: Place
-    """Folder or URL of the training Parquet files. A relative path counts from where rayway is
-    started."""
+    train: Sources
+    """Folder, glob or URL of the training Parquet files; or a mixture, ``{PLACE: WEIGHT, ...}``,
+    of which each global batch holds its share. A relative path counts from where rayway starts."""
 
     validation: Place | None = None
     """Folder or URL of the validation Parquet files. ``None``: no evaluation."""
@@ -136,14 +195,23 @@ class DataSpec(Section):
 
     prepare: ImportPath | None = None
     """Function that makes the data: called once as ``prepare(folder)`` with the parent folder of
-    ``train`` if ``train`` does not exist yet."""
+    ``train`` (of its first place) if ``train`` does not exist yet."""
 
     transform: ImportPath | None = None
     """Function ``transform(columns, rng) -> columns`` for each group of rows, after reading.
     ``rng.uniform(k)`` draws by sample, ``rng.training`` is false while evaluating."""
 
-    shuffle: bool = True
-    """Whether samples come in an order drawn from ``seed`` and epoch, or as they are stored."""
+    invalid: Literal["error", "skip", "fill"] = "error"
+    """What happens to a row with a null, NaN or infinite value: the run ends and names it, it is
+    left out of its batch, or the value becomes 0."""
+
+    pad: Annotated[dict[str, Samples], AfterValidator(_checked_pad)] = Field(default_factory=dict)
+    """Lists of differing length: column -> values a row. Shorter lists are filled with zeros, and
+    ``COLUMN_mask`` says which values are real. A longer list is refused."""
+
+    shuffle: Shuffle = True
+    """Whether samples come in an order drawn from ``seed`` and epoch, or as they are stored.
+    ``"sticky"``: drawn, but each lane keeps its row groups over all epochs, for caches."""
 
     cover: Literal["drop", "all"] = "drop"
     """What happens to the rows that do not fill an epoch's last global batch: left out of that
@@ -157,6 +225,11 @@ class DataSpec(Section):
 
     window: Count | None = None
     """Row groups of a lane that are shuffled together. ``None``: chosen from the data."""
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """Each training place with its weight, the only one with weight 1."""
+        return {self.train: 1.0} if isinstance(self.train, str) else self.train
 
 
 class BatchSpec(Section):
@@ -303,6 +376,10 @@ class ScaleSpec(Section):
 
     gpus_per_worker: Annotated[int, Field(ge=0, le=1)] | None = None
     """GPUs reserved for a worker, 0 or 1. ``None``: 1 if there are GPUs, else 0."""
+
+    data_engine: Literal["auto", "local", "ray"] = "auto"
+    """Who reads and transforms the data: threads in each worker (``local``), or Ray Data on CPUs
+    beside the workers (``ray``). ``auto``: ``ray`` for a ``data.transform`` if CPUs are left."""
 
     max_attempts: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Lives of the worker group without progress after which the run fails."""

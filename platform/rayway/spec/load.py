@@ -242,11 +242,21 @@ def _settle(layers: list[Layer]) -> tuple[Job, dict[str, str]]:
 def _with_absolute_paths(layer: Layer) -> Layer:
     """Let relative data paths count from the current folder; workers run in another one."""
     return [
-        replace(setting, value=absolute_place(setting.value))
-        if setting.path in _LOCAL_FIELDS and isinstance(setting.value, str)
+        replace(setting, value=_absolute(setting.value))
+        if setting.path in _LOCAL_FIELDS
         else setting
         for setting in layer
     ]
+
+
+def _absolute(value: object) -> object:
+    """Return a place, or the places of a mixture, as absolute; what is neither stays as it is."""
+    if isinstance(value, dict):
+        places = {_absolute(place): weight for place, weight in value.items()}
+        if len(places) < len(value):
+            raise SpecError(f"data.train names one place twice: {', '.join(map(str, value))}.")
+        return places
+    return absolute_place(value) if isinstance(value, str) else value
 
 
 def absolute_place(place: str) -> str:
