@@ -1,4 +1,5 @@
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,17 @@ def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
         build_index(str(tmp_path), columns=["q9"])
     with pytest.raises(DataError, match=r"no column of .* is chosen"):
         build_index(str(tmp_path), columns=[])
+
+
+def test_an_index_survives_bytes_and_pickling(folder: Path) -> None:
+    index = build_index(str(folder))
+    for back in (Index.from_bytes(index.to_bytes()), pickle.loads(pickle.dumps(index))):
+        assert back.to_bytes() == index.to_bytes()
+        assert back.fingerprint == index.fingerprint
+        assert back.schema == index.schema
+        assert back.first.tolist() == index.first.tolist()
+        assert back.paths == index.paths
+        back.check_unchanged()
 
 
 def test_an_index_survives_json(folder: Path) -> None:

@@ -8,11 +8,13 @@ the run folder and compared at a resume.
 import base64
 import difflib
 import hashlib
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,7 @@ from rayway.data.keys import Int64s
 from rayway.errors import DataError
 
 _SCHEMA_VERSION = 1
+_VERSION = b"2"
 _FOOTER_THREADS = 16
 
 
@@ -51,7 +54,15 @@ class Index:
     schema: pa.Schema
     """The chosen columns, the same in every shard."""
     ignored: tuple[str, ...] = ()
-    """Names beside the shards that are no data: markers, hidden and foreign files."""
+    """Names beside the shards that are no data: markers, hidden and foreign files; the first 20."""
+    ignored_count: int = 0
+    """How many such files there are."""
+    pattern: str = ""
+    """Which files below ``root`` are meant, as a glob; empty: all."""
+    stamps: tuple[str, ...] = ()
+    """What the store says of each shard's version: its etag, or when it was written in ns."""
+    nulls: Mapping[str, Int64s] = field(default_factory=dict)
+    """Columns known to hold nulls -> how many in each shard, shape (shards,)."""
 
     @cached_property
     def first(self) -> Int64s:
@@ -72,6 +83,39 @@ class Index:
     def where(self, group: int) -> str:
         """Return the words for row group ``group`` in a message."""
         return f"{self.root}/{self.paths[self.shard[group]]} (row group {self.ordinal[group]})"
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "Index"], tuple[bytes]]:
+        return Index.from_bytes, (self.to_bytes(),)
+
+    def to_bytes(self) -> bytes:
+        """Return the index as one Parquet file, a row a shard."""
+        sink = io.BytesIO()
+        pq.write_table(_to_table(self), sink, compression="zstd", write_statistics=False)
+        return sink.getvalue()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Index":
+        """Return the index that :meth:`to_bytes` wrote.
+
+        Raises:
+            DataError: The bytes are no index, one of another version, or damaged.
+        """
+        try:
+            table = pq.read_table(io.BytesIO(data), use_threads=False)
+            about = table.schema.metadata or {}
+            if b"rayway" not in about:
+                raise DataError("this file is no data index of rayway.")
+            if about[b"rayway"] != _VERSION:
+                raise DataError(
+                    f"this data index has version {about[b'rayway'].decode()}; this rayway reads "
+                    f"{_VERSION.decode()}. Use the rayway that wrote it, or index the data again."
+                )
+            index = _from_table(table)
+            if _checksum(index).encode() != about[b"checksum"]:
+                raise DataError("the data index is damaged: its checksum does not match.")
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise DataError(f"the data index is damaged or something else: {error!r}") from error
+        return index
 
     def to_json(self) -> str:
         """Return the index as JSON text."""
@@ -143,6 +187,85 @@ class Index:
                 f"{self.root} is not what it was when this run began ({'; '.join(found)}). Put "
                 f"the data back to continue with the same order, or start a new run."
             )
+
+
+def _to_table(index: Index) -> pa.Table:
+    """Return a row a shard; what is said of all shards is in the schema's metadata."""
+    shards = len(index.paths)
+    counts = np.zeros(shards, dtype=np.int64)  # of row groups, those without rows included
+    np.maximum.at(counts, index.shard, index.ordinal + 1)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.zeros(offsets[-1], dtype=np.int64)
+    rows[offsets[index.shard] + index.ordinal] = index.rows
+    columns: dict[str, pa.Array] = {
+        "path": pa.array(index.paths, pa.string()),
+        "size": pa.array(index.sizes, pa.int64()),
+        "stamp": pa.array(index.stamps or [""] * shards, pa.string()),
+        "digest": pa.array(index.digests, pa.string()),
+        "rows": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(rows)),
+    }
+    columns |= {f"nulls:{name}": pa.array(count) for name, count in index.nulls.items()}
+    about = {
+        "rayway": _VERSION,
+        "about": json.dumps(_about(index)),
+        "schema": base64.b64encode(index.schema.serialize()),
+        "checksum": _checksum(index),
+    }
+    return pa.table(columns).replace_schema_metadata(about)
+
+
+def _from_table(table: pa.Table) -> Index:
+    about = table.schema.metadata
+    groups = table["rows"].combine_chunks()
+    counts = np.diff(groups.offsets.to_numpy())
+    shard = np.repeat(np.arange(len(counts)), counts)
+    ordinal = np.arange(len(shard)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = groups.flatten().to_numpy()
+    real = rows > 0
+    stamps = tuple(table["stamp"].to_pylist())
+    return Index(
+        paths=tuple(table["path"].to_pylist()),
+        sizes=tuple(table["size"].to_pylist()),
+        stamps=stamps if any(stamps) else (),
+        digests=tuple(table["digest"].to_pylist()),
+        rows=rows[real],
+        shard=shard[real],
+        ordinal=ordinal[real],
+        nulls={
+            name.removeprefix("nulls:"): table[name].to_numpy()
+            for name in table.column_names
+            if name.startswith("nulls:")
+        },
+        schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about[b"schema"]))),
+        **_fields(json.loads(about[b"about"])),
+    )
+
+
+def _about(index: Index) -> dict[str, Any]:
+    return {
+        "root": index.root,
+        "pattern": index.pattern,
+        "group_bytes": index.group_bytes,
+        "ignored": index.ignored,
+        "ignored_count": index.ignored_count,
+        "fingerprint": index.fingerprint,
+    }
+
+
+def _fields(about: dict[str, Any]) -> dict[str, Any]:
+    """Return those entries of :func:`_about` that are stored in the index's fields."""
+    kept = {name: value for name, value in about.items() if name != "fingerprint"}
+    return kept | {"ignored": tuple(kept["ignored"])}
+
+
+def _checksum(index: Index) -> str:
+    """Return a hash of all that an index says."""
+    hashed = hashlib.sha256(json.dumps(_about(index)).encode())
+    hashed.update(json.dumps([index.stamps, list(index.nulls)]).encode())
+    hashed.update(index.schema.serialize())
+    for numbers in (index.rows, index.shard, index.ordinal, *index.nulls.values()):
+        hashed.update(numbers.astype(np.int64).tobytes())
+    return hashed.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
