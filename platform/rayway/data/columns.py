@@ -1,5 +1,7 @@
 """Arrow columns as numpy arrays of shape (rows, ...), where every row has the same size."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -7,6 +9,16 @@ import pyarrow as pa
 Array = npt.NDArray[np.generic]
 Columns = dict[str, Array]
 """Column name -> array of shape (rows, ...); the same number of rows in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows as tensors can be made of them."""
+
+    columns: Columns
+    """Arrays of shape (rows, ...), maybe read-only; 0 in all of a row that does not count."""
+    valid: npt.NDArray[np.bool_] | None = None
+    """Which rows count, shape (rows,). ``None``: all of them."""
 
 
 def to_numpy(column: pa.Array) -> Array:

@@ -8,17 +8,19 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-from rayway.data.columns import Array, Columns, to_numpy
+from rayway.data.columns import Array, Columns, Rows, to_numpy
 from rayway.data.files import filesystem_for
 from rayway.data.index import Index
 from rayway.data.keys import Int64s, sample_keys, uniforms
 from rayway.data.plan import Unit
+from rayway.data.stages import Stages
 from rayway.errors import DataError, TrainingError
 
 _CACHE_BYTES = 64 << 20
@@ -52,27 +54,36 @@ A column is an array of shape (rows, ...) where all rows have one size, an Arrow
 
 
 class Reader:
-    """Reads one data set's units. Any number of threads may call one reader.
+    """Reads the units of a plan's data sets. Any number of threads may call one reader.
 
     Args:
-        index: The data set.
+        indexes: The data sets; ``unit.stream`` is the place of a unit's.
         columns: What to read. ``None``: the index's columns.
         transform: The user's; see :data:`Transform`.
         seed: Of the transform's draws.
         training: Whether the rows are for training, which the transform is told.
-        on_read: Told each row group that is read from storage; for tests and records.
+        invalid: What becomes of a row with a null, NaN or infinite value.
+        pad: List column -> values a row; see ``data.pad``.
+        on_read: Told stream and row group of each read from storage; for tests and records.
+        stages: Told how long reading, decoding and the transform take.
+        cache_bytes: What row groups may hold in memory after they were used.
     """
 
     def __init__(
         self,
-        index: Index,
+        indexes: Sequence[Index],
         *,
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
         training: bool = True,
-        on_read: Callable[[int], None] | None = None,
+        invalid: Literal["error", "skip", "fill"] = "error",
+        pad: Mapping[str, int] | None = None,
+        on_read: Callable[[int, int], None] | None = None,
+        stages: Stages | None = None,
+        cache_bytes: int = _CACHE_BYTES,
     ) -> None:
+        (index,) = indexes  # several, invalid and pad follow
         self._index, self._transform, self._seed, self._on_read = index, transform, seed, on_read
         self._training = training
         self._columns = list(index.schema.names if columns is None else columns)
@@ -83,7 +94,10 @@ class Reader:
         self._shard = lru_cache(_FOOTERS)(self._open_shard)
         self._group = lru_cache(_CACHE_BYTES // max(index.group_bytes, 1))(self._read_group)
 
-    def __call__(self, unit: Unit) -> Columns:
+    def __call__(self, unit: Unit) -> Rows:
+        return Rows(self._columns_of(unit))
+
+    def _columns_of(self, unit: Unit) -> Columns:
         """Return the unit's rows in stored order, each column of shape (unit.rows, ...).
 
         Raises:
@@ -132,7 +146,7 @@ class Reader:
                 f"this run began. Put the data back, or start a new run."
             )
         if self._on_read is not None:
-            self._on_read(group)
+            self._on_read(0, group)
         return {
             name: _array_or_arrow(column.combine_chunks())
             for name, column in zip(table.column_names, table.columns, strict=True)

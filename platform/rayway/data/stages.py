@@ -1,0 +1,52 @@
+"""Where the time of reading goes, so that a run that waits for data can name what it waits for."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter, thread_time
+from typing import Final
+
+READ: Final = "read"
+"""Waiting for storage: the time of a read less the CPU time of the thread that makes it."""
+DECODE: Final = "decode"
+"""The CPU time of that thread: decompressing and decoding, checks included."""
+TRANSFORM: Final = "transform"
+"""The user's function, waiting for a core or for Python's lock included."""
+
+
+class Stages:
+    """Seconds spent in each stage of reading, summed over threads. Any thread may add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = {READ: 0.0, DECODE: 0.0, TRANSFORM: 0.0}
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add to the stage ``name``; one that is not known yet begins at 0."""
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Return stage -> seconds since this object was made."""
+        with self._lock:
+            return dict(self._seconds)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Split the time of the body into ``read`` (waiting) and ``decode`` (CPU)."""
+        wall, cpu = perf_counter(), thread_time()
+        try:
+            yield
+        finally:
+            used = thread_time() - cpu
+            self.add(READ, max(perf_counter() - wall - used, 0.0))
+            self.add(DECODE, used)
+
+    @contextmanager
+    def transforming(self) -> Iterator[None]:
+        """Add the time of the body to ``transform``."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(TRANSFORM, perf_counter() - begin)
