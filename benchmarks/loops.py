@@ -34,11 +34,11 @@ from rayway.train.build import build_state, learning_rate
 from rayway.train.clock import Clock
 from rayway.train.course import plan_course, plan_training
 from rayway.train.deadline import StepDeadline
+from rayway.train.feeds import Feeds
 from rayway.train.loop import Errands, Observer, train
 from rayway.train.records import StepRecords
 from rayway.train.step import StepSettings
 from rayway.train.watch import Watch
-from rayway.train.worker import training_feed
 
 CPU = torch.device("cpu")
 _LOG_PAUSE_S = 0.25  # longer than the event log's pause between two batches
@@ -181,16 +181,14 @@ class OurLoop:
     """rayway's loop with all that a rank of a run has around it, put together as it does."""
 
     def __init__(self, job: Job, run: RunFolder, stack: ExitStack, *, rank: int) -> None:
-        index = build_index(job.data.train)
-        plan = plan_training(job, index)
+        plan = plan_training(job, [build_index(place) for place in job.data.sources])
         self._course = plan_course(job, plan)
         self._job = job
         self._settings = StepSettings(
             loss_function=import_object(job.loss), seed=job.seed, max_norm=job.optim.max_norm
         )
-        self._feed = stack.enter_context(
-            training_feed(job, plan, index, rank=rank, first=0, last=self._course.steps)
-        )
+        feeds = Feeds(spec=job, plan=plan, rank=rank)
+        self._feed = stack.enter_context(feeds.training(0, self._course.steps))
         self._state = build_state(job, CPU)
         key = events_key(1, rank)
         self._log = stack.enter_context(EventLog(lambda data: run.objects.append(key, data)))

@@ -80,6 +80,7 @@ def test_the_page_of_the_run_folder_draws_the_keys_that_the_code_spells() -> Non
         runs.RUN_KEY,
         runs.JOB_KEY,
         runs.DATA_KEY,
+        *(runs.index_key(name) for name in ("train-0", "validation")),
         runs.STOP_KEY,
         runs.NEWEST_KEY,
         *(attempt_key(1, name) for name in ("attempt.json", "alive.json", "end.json")),

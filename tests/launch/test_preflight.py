@@ -89,8 +89,7 @@ def job_of(train: str, *, data: dict[str, Any] | None = None, **changes: Any) ->
 def test_a_good_job_gets_all_it_needs(code: Path, tmp_path: Path) -> None:
     train, validation = write(tmp_path / "train", 20), write(tmp_path / "validation", 5)
     found = prepare(job_of(train, data={"validation": validation}), workers=0)
-    assert found.validation is not None
-    assert (found.train.total, found.validation.total) == (20, 5)
+    assert [index.total for index in found.data.all] == [20, 5]
     assert found.plan.steps_per_epoch == 2
     assert found.course.steps == 4
     assert (found.batch.micro_batch, found.batch.dp_size) == (8, 1)
@@ -107,7 +106,7 @@ def test_data_that_is_not_there_is_made_once(code: Path, tmp_path: Path) -> None
     data = {"validation": str(tmp_path / "made/validation"), "prepare": "flight_code:make"}
     job = job_of(str(tmp_path / "made/train"), data=data)
     for _ in range(2):
-        assert prepare(job, workers=0).train.total == 20
+        assert prepare(job, workers=0).data.train[0].total == 20
     assert len((code / "calls").read_text().splitlines()) == 1
     assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["train", "validation"]
 
@@ -118,7 +117,7 @@ def test_data_that_was_half_made_is_made_anew(code: Path, tmp_path: Path) -> Non
         prepare(job_of(str(tmp_path / "made/train"), data=data), workers=0)
     assert not list((tmp_path / "made").iterdir())
     job = job_of(str(tmp_path / "made/train"), data={"prepare": "flight_code:make"})
-    assert prepare(job, workers=0).train.total == 20
+    assert prepare(job, workers=0).data.train[0].total == 20
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_data_that_cannot_be_made_is_refused(
 def test_data_at_a_url_is_looked_for_where_it_is(code: Path, tmp_path: Path) -> None:
     train = write(tmp_path / "train", 20)
     job = job_of(f"file://{train}", data={"prepare": "flight_code:make_trouble"})
-    assert prepare(job, workers=0).train.total == 20
+    assert prepare(job, workers=0).data.train[0].total == 20
     job = job_of(f"file://{tmp_path}/nowhere", data={"prepare": "flight_code:make_trouble"})
     with pytest.raises(SpecError, match="the mirror is down"):
         prepare(job, workers=0)

@@ -51,7 +51,7 @@ def test_saves_and_evaluations_come_every_so_often_and_at_the_end(
         evaluate=EvaluateSpec(every_steps=evaluate_every),
         checkpoint=CheckpointSpec(every_steps=save_every),
     )
-    course = plan_course(job, plan_training(job, index))
+    course = plan_course(job, plan_training(job, [index]))
     finished = range(1, steps + 1)
     for due, every in ((course.evaluate_due, evaluate_every), (course.save_due, save_every)):
         multiples = set(range(every, steps + 1, every)) if every else set()
@@ -65,7 +65,7 @@ def test_epochs_are_counted_in_steps(
 ) -> None:
     data = DataSpec(train="/rows/train", cover="all" if everything else "drop")
     job = job_with(OptimSpec(lr=0.1, epochs=epochs), global_batch=global_batch, data=data)
-    plan = plan_training(job, index)
+    plan = plan_training(job, [index])
     course = plan_course(job, plan)
     steps_of_an_epoch = -(-50 // global_batch) if everything else 50 // global_batch
     assert plan.steps_per_epoch == steps_of_an_epoch
@@ -80,7 +80,7 @@ def test_nothing_is_evaluated_without_validation_data_but_the_end_is_saved(
     index: Index, due: str
 ) -> None:
     job = job_with(OptimSpec(lr=0.1, steps=6), data=DataSpec(train="/rows/train"))
-    course = plan_course(job, plan_training(job, index))
+    course = plan_course(job, plan_training(job, [index]))
     expected = {"evaluate_due": set(), "save_due": {6}}[due]
     assert {step for step in range(1, 7) if getattr(course, due)(step)} == expected
 
@@ -90,9 +90,9 @@ def test_a_warm_up_longer_than_the_epochs_is_refused(index: Index) -> None:
     with pytest.raises(
         SpecError, match=r"warmup_steps=13 .*epochs=2 of 6 steps are 12 .*Use 12 or less"
     ):
-        plan_course(job, plan_training(job, index))
+        plan_course(job, plan_training(job, [index]))
     fits = job_with(OptimSpec(lr=0.1, epochs=2, warmup_steps=12))
-    assert plan_course(fits, plan_training(fits, index)).steps == 12
+    assert plan_course(fits, plan_training(fits, [index])).steps == 12
 
 
 def test_the_order_is_made_of_what_the_job_says(index: Index) -> None:
@@ -101,7 +101,7 @@ def test_the_order_is_made_of_what_the_job_says(index: Index) -> None:
         seed=7,
         data=DataSpec(train="/rows/train", cover="all", lanes=4, bands=2, window=3),
     )
-    state = plan_training(job, index).state()
+    state = plan_training(job, [index]).state()
     asked = {"global_batch": 8, "seed": 7, "shuffle": True, "cover": "all"}
     asked |= {"lanes": 4, "bands": 2, "window": 3}
     assert state.items() >= asked.items()
@@ -110,4 +110,4 @@ def test_the_order_is_made_of_what_the_job_says(index: Index) -> None:
 def test_rows_that_fill_no_batch_are_refused(project: Project, tmp_path: Path) -> None:
     few = build_index(str(write_rows(tmp_path / "few", 7)))
     with pytest.raises(DataError, match="7 rows do not fill one global batch of 8"):
-        plan_training(job_with(OptimSpec(lr=0.1, steps=6)), few)
+        plan_training(job_with(OptimSpec(lr=0.1, steps=6)), [few])

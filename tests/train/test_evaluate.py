@@ -74,7 +74,6 @@ def evaluate_here(
     )
     feed = Feed(
         plan,
-        index,
         rank=rank,
         world_size=world_size,
         micro_batch=micro_batch,
@@ -182,4 +181,4 @@ def settings_with(loss_function: Any) -> StepSettings:
 def feed_of(folder: Path) -> Feed:
     index = build_index(write(folder / "rows", 5))
     plan = plan_order(index, global_batch=2, seed=0, shuffle=False, cover="all")
-    return Feed(plan, index, rank=0, world_size=1, micro_batch=2, stop_step=plan.steps_per_epoch)
+    return Feed(plan, rank=0, world_size=1, micro_batch=2, stop_step=plan.steps_per_epoch)

@@ -16,7 +16,7 @@ from rayway.train.step import StepReport
 def report_of(
     step: int, loss_sum: float = 6.0, weight: float = 4.0, grad_norm: float = 0.5
 ) -> StepReport:
-    totals = torch.tensor([loss_sum, weight, 0.0], dtype=torch.float64)
+    totals = torch.tensor([loss_sum, weight, 0.0, 4.0], dtype=torch.float64)
     return StepReport(step=step, totals=totals, grad_norm=torch.tensor(grad_norm), lr=0.1)
 
 

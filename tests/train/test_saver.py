@@ -33,7 +33,7 @@ class Desk:
         self.attempt = lives.folder.next_attempt({})
         key = events_key(self.attempt, 0)
         self.log = EventLog(lambda data: lives.folder.objects.append(key, data), flush_s=60)
-        self.plan = plan_training(job, build_index(job.data.train))
+        self.plan = plan_training(job, [build_index(place) for place in job.data.sources])
         self.store = CheckpointStore(
             lives.folder,
             attempt=self.attempt,

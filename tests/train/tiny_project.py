@@ -1,6 +1,5 @@
 """A user's project, small: a model, a loss, a transform, rows, and runs of them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,8 +22,9 @@ from rayway.spec.job import (
     ScaleSpec,
 )
 from rayway.spec.load import Resolved, job_to_json
-from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
+from rayway.storage.runs import RunFolder, attempt_key, error_key, events_key
 from rayway.telemetry.events import Record, decode
+from rayway.train.run_data import RunData, write_run_data
 from rayway.train.worker import RankTask, run_rank
 
 USER_CODE = '''
@@ -160,9 +160,9 @@ class Project:
         resolved = Resolved(job=job, origins={}, job_file=None, code_root=self.code)
         url = str(self.root / "runs" / run_id)
         folder = RunFolder.create(url, job_to_json(resolved), now=datetime.now(UTC))
-        validation = job.data.validation and build_index(job.data.validation).to_json()
-        record = {"train": build_index(job.data.train).to_json(), "validation": validation}
-        folder.objects.put(DATA_KEY, json.dumps(record).encode())
+        train = tuple(build_index(place) for place in job.data.sources)
+        validation = build_index(job.data.validation) if job.data.validation else None
+        write_run_data(folder, RunData(train=train, validation=validation))
         return Lives(folder)
 
     def run(self, run_id: str, job: Job, *, faults: Sequence[int] = ()) -> Lives:

@@ -5,7 +5,6 @@ waits for them; ``attempts.py`` says whether another one follows. What happened 
 not in this process: a run whose command was killed is resumed by another command, the same way.
 """
 
-import json
 import platform
 import shlex
 import time
@@ -17,7 +16,6 @@ from importlib.metadata import version
 from typing import Protocol
 
 from rayway.checkpoint.catalog import committed
-from rayway.data.index import Index
 from rayway.errors import RaywayError, SpecError, StoppedError, TrainingError
 from rayway.launch.attempts import Again, Life, plan_next
 from rayway.launch.follow import Follower, stop_on_signal
@@ -38,6 +36,7 @@ from rayway.storage.runs import (
 from rayway.telemetry.alive import Heartbeat, sign_of_life
 from rayway.telemetry.console import Progress
 from rayway.train.failure import RankError
+from rayway.train.run_data import check_run_data, write_run_data
 from rayway.train.watch import refuse_running
 
 _HANG_MARK = (
@@ -107,7 +106,7 @@ def run(
     _refuse_taken(objects, run_id)
     prepared = prepare(resolved, workers=workers)
     folder = RunFolder.create(objects.at(run_id), job_to_json(resolved), now=now)
-    _keep_data(folder, prepared)
+    write_run_data(folder, prepared.data)
     if on_start is not None:
         on_start(run_id)
     return _train(folder, resolved.job, prepared, workers=workers, show=show)
@@ -156,7 +155,10 @@ def resume(
     folder.objects.probe()
     enter_code_root(resolved.code_root)
     prepared = prepare(resolved, workers=workers)
-    _check_data(folder, prepared)
+    if folder.objects.exists(DATA_KEY):
+        check_run_data(folder)
+    else:  # the run was killed before it wrote this
+        write_run_data(folder, prepared.data)
     if on_start is not None:
         on_start(folder.run_id)
     return _train(folder, resolved.job, prepared, workers=workers, show=show)
@@ -328,29 +330,9 @@ def _refuse_taken(objects: Objects, run_id: str) -> None:
         )
 
 
-def _keep_data(folder: RunFolder, prepared: Prepared) -> None:
-    validation = prepared.validation
-    record = {
-        "train": prepared.train.to_json(),
-        "validation": None if validation is None else validation.to_json(),
-    }
-    folder.objects.put(DATA_KEY, json.dumps(record).encode())
-
-
-def _check_data(folder: RunFolder, prepared: Prepared) -> None:
-    """Refuse data that is not what the run began with."""
-    if not folder.objects.exists(DATA_KEY):  # the run was killed before it wrote this
-        _keep_data(folder, prepared)
-        return
-    record = json.loads(folder.objects.get(DATA_KEY))
-    for text in (record["train"], record["validation"]):
-        if text is not None:
-            Index.from_json(text).check_unchanged()
-
-
 def _say_ignored(screen: "_Screen", prepared: Prepared) -> None:
-    for index in (prepared.train, prepared.validation):
-        if index is not None and index.ignored:
+    for index in prepared.data.all:
+        if index.ignored:
             names = ", ".join(index.ignored[:5])
             more = f" and {len(index.ignored) - 5} more" if len(index.ignored) > 5 else ""
             screen.note(f"not data, left out in {index.root}: {names}{more}")

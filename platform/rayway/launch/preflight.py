@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayway.data.files import filesystem_for
-from rayway.data.index import Index, build_index
+from rayway.data.index import build_index
 from rayway.data.plan import Plan
 from rayway.errors import RaywayError, SpecError
 from rayway.spec.batch import BatchPlan, plan_batch
@@ -15,14 +15,14 @@ from rayway.spec.code import user_traceback
 from rayway.spec.job import Job
 from rayway.spec.load import Resolved, check_user_code, import_object
 from rayway.train.course import Course, plan_course, plan_training
+from rayway.train.run_data import RunData, check_alike
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A job that has all it needs."""
 
-    train: Index
-    validation: Index | None
+    data: RunData
     plan: Plan
     course: Course
     batch: BatchPlan
@@ -58,18 +58,23 @@ def prepare(resolved: Resolved, *, workers: int) -> Prepared:
     batch = check_scale(job, workers=workers)
     check_user_code(resolved)
     _make_data(job)
-    train = build_index(job.data.train, columns=job.data.columns)
-    validation = None
-    if job.data.validation is not None:
-        validation = build_index(job.data.validation, columns=job.data.columns)
-    plan = plan_training(job, train)
+    data = _index_data(job)
+    plan = plan_training(job, data.train)
     return Prepared(
-        train=train,
-        validation=validation,
+        data=data,
         plan=plan,
         course=plan_course(job, plan),
         batch=batch,
     )
+
+
+def _index_data(job: Job) -> RunData:
+    train = tuple(build_index(place, columns=job.data.columns) for place in job.data.sources)
+    validation = None
+    if job.data.validation is not None:
+        validation = build_index(job.data.validation, columns=job.data.columns)
+    check_alike(train, job.data)
+    return RunData(train=train, validation=validation)
 
 
 def available_cpus() -> int:
@@ -83,9 +88,10 @@ def _make_data(job: Job) -> None:
     A local folder is made beside its place and moved there when it is whole, the training data
     last: a run that finds it finds all of it.
     """
-    if job.data.prepare is None or _exists(job.data.train):
+    if job.data.prepare is None or all(_exists(place) for place in job.data.sources):
         return
-    folder, _, train = job.data.train.rstrip("/").rpartition("/")
+    first = next(iter(job.data.sources))
+    folder, _, train = first.rstrip("/").rpartition("/")
     if "://" in folder:
         _prepare(job, folder, place=folder)
     else:
@@ -98,11 +104,12 @@ def _make_data(job: Job) -> None:
             for entry in sorted(entries, key=lambda each: each.name == train):
                 with suppress(OSError):  # another run was quicker: the same data is there
                     entry.rename(place / entry.name)
-    if not _exists(job.data.train):
-        raise SpecError(
-            f"data.prepare={job.data.prepare} ran for {folder} and did not make "
-            f"data.train={job.data.train}. Let it write there, or change data.train."
-        )
+    for place in job.data.sources:
+        if not _exists(place):
+            raise SpecError(
+                f"data.prepare={job.data.prepare} ran for {folder} and did not make "
+                f"data.train={place}. Let it write there, or change data.train."
+            )
 
 
 def _prepare(job: Job, folder: str, *, place: str) -> None:

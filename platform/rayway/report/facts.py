@@ -68,6 +68,9 @@ class RunFacts:
     clock: dict[str, float] = field(default_factory=dict)
     """Where the newest attempt's time went: seconds by activity."""
 
+    data: dict[str, Any] = field(default_factory=dict)
+    """How the newest attempt was fed: seconds by stage, the slowest one, rows left out."""
+
     warnings: list[str] = field(default_factory=list)
     """What the run warned of, and what is wrong with its logs."""
 
@@ -131,6 +134,7 @@ def read_run(
         weights_sha256=ending.get("weights_sha256")
         or (checkpoints[-1].weights_sha256 if checkpoints else None),
         clock=ending.get("clock") or {},
+        data=ending.get("data") or {},
         warnings=history.warnings if whole else [],
     )
 

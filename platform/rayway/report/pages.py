@@ -170,9 +170,12 @@ def _results(facts: RunFacts) -> list[tuple[str, RenderableType]]:
         rows.append(("training loss", Text(f"{format_number(facts.loss)} in the last step")))
     for name, value in facts.metrics.items():
         rows.append((name, Text(format_number(value) + _best(facts.best.get(name), value))))
-    told = time_sentence(facts.clock)
+    told = time_sentence(facts.clock, facts.data)
     if told:
         rows.append(("time", Text(told)))
+    if facts.data.get("left_out"):
+        left_out = facts.data["left_out"]
+        rows.append(("left out", Text(f"{left_out:,} rows with invalid values, newest attempt")))
     return rows
 
 

@@ -43,10 +43,14 @@ def shares(clock: Mapping[str, float]) -> list[tuple[str, float, float]]:
     return sorted(found, key=lambda part: -part[1])
 
 
-def time_sentence(clock: Mapping[str, float]) -> str | None:
+def time_sentence(clock: Mapping[str, float], data: Mapping[str, object] = {}) -> str | None:
     """Return where the time went in a sentence, with a remark if it did not go into computing.
 
     None if nothing was measured. Parts below 1 % are left out.
+
+    Args:
+        clock: Seconds by name, as in ``data_wait_s``.
+        data: What a run records of its feed: the slowest stage and what to do about it.
     """
     parts = shares(clock)
     if not parts:
@@ -54,7 +58,10 @@ def time_sentence(clock: Mapping[str, float]) -> str | None:
     total = format_duration(sum(s for _, s, _ in parts))
     told = [f"{_percent(share)} {_activity(name)}" for name, _, share in parts if share >= 0.01]
     sentence = f"Of {total}, {_and(told)}."
-    advice = [_ADVICE[name] for name, _, share in parts if share >= BOTTLENECK and name in _ADVICE]
+    large = [name for name, _, share in parts if share >= BOTTLENECK]
+    advice = [_ADVICE[name] for name in large if name in _ADVICE]
+    if "data_wait" in large and data.get("slowest"):
+        advice.append(f"Most of the readers' time goes into {data['slowest']}. {data['advice']}")
     return " ".join([sentence, *advice])
 
 

@@ -8,7 +8,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -242,21 +242,25 @@ def _settle(layers: list[Layer]) -> tuple[Job, dict[str, str]]:
 def _with_absolute_paths(layer: Layer) -> Layer:
     """Let relative data paths count from the current folder; workers run in another one."""
     return [
-        replace(setting, value=_absolute(setting.value))
+        replace(setting, value=absolute_sources(setting.value))
         if setting.path in _LOCAL_FIELDS
         else setting
         for setting in layer
     ]
 
 
-def _absolute(value: object) -> object:
-    """Return a place, or the places of a mixture, as absolute; what is neither stays as it is."""
-    if isinstance(value, dict):
-        places = {_absolute(place): weight for place, weight in value.items()}
-        if len(places) < len(value):
-            raise SpecError(f"data.train names one place twice: {', '.join(map(str, value))}.")
+def absolute_sources(train: Any) -> Any:
+    """Return a place, or the places of a mixture, as absolute; what is neither stays as it is.
+
+    Raises:
+        SpecError: A mixture names one place twice.
+    """
+    if isinstance(train, Mapping):
+        places = {absolute_sources(place): weight for place, weight in train.items()}
+        if len(places) < len(train):
+            raise SpecError(f"data.train names one place twice: {', '.join(map(str, train))}.")
         return places
-    return absolute_place(value) if isinstance(value, str) else value
+    return absolute_place(train) if isinstance(train, str) else train
 
 
 def absolute_place(place: str) -> str:

@@ -1,4 +1,4 @@
-"""The run folder, schema 1: what lies where. No other module spells a path inside it.
+"""The run folder, schema 2: what lies where. No other module spells a path inside it.
 
 ::
 
@@ -30,7 +30,7 @@ from rayway.errors import SpecError, StorageError
 from rayway.storage.objects import ObjectMissing, Objects, shown_url
 from rayway.storage.records import Record, decode_record, encode_record
 
-SCHEMA = 1
+SCHEMA = 2
 RUN_KEY, JOB_KEY, DATA_KEY, STOP_KEY = "run.json", "job.json", "data.json", "stop.json"
 CHECKPOINTS = "checkpoints"
 NEWEST_KEY = f"{CHECKPOINTS}/newest.json"
@@ -43,6 +43,11 @@ _CHECKPOINT = re.compile(r"step-([0-9]{8,15})\.attempt-([0-9]{3,9})")
 def attempt_key(attempt: int, name: str = "attempt.json") -> str:
     """Return the key of an attempt's record: ``attempt.json``, ``alive.json`` or ``end.json``."""
     return f"{_ATTEMPTS}/{attempt:03d}/{name}"
+
+
+def index_key(name: str) -> str:
+    """Return the key of the index of some of the run's data, e.g. ``train-0``."""
+    return f"data/{name}.parquet"
 
 
 def events_key(attempt: int, rank: int) -> str:

@@ -1,6 +1,6 @@
 """What a job does at which step, worked out from the job and the order of its data. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rayway.checkpoint.policy import save_due
@@ -25,14 +25,19 @@ class Course:
     evaluate_due: Callable[[int], bool]
 
 
-def plan_training(job: Job | OwnSpec, index: Index) -> Plan:
+def plan_training(job: Job | OwnSpec, indexes: Sequence[Index]) -> Plan:
     """Return the order of a job's training samples.
 
+    Args:
+        job: What is trained.
+        indexes: One for each place of ``data.train``, in its order.
+
     Raises:
-        DataError: The rows do not fill one global batch.
+        DataError: The rows do not fill one global batch, or a place has no share of it.
     """
     return plan_order(
-        index,
+        indexes,
+        weights=list(job.data.sources.values()),
         global_batch=job.batch.global_batch,
         seed=job.seed,
         shuffle=job.data.shuffle,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, get_type_hints
+from typing import Any, Literal, Self, TypedDict, Unpack, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from rayway.data.feed import Feed
 from rayway.errors import SpecError
 from rayway.spec.batch import plan_batch
 from rayway.spec.job import BatchSpec, CheckpointSpec, DataSpec
-from rayway.spec.load import absolute_place
+from rayway.spec.load import absolute_sources
 from rayway.spec.own import OwnSpec
 from rayway.spec.suggest import nearest
 from rayway.storage.objects import Objects
@@ -39,16 +39,19 @@ from rayway.train.clock import Clock
 from rayway.train.course import count_steps, plan_training
 from rayway.train.draws import seed_forward
 from rayway.train.failure import describe_failure
+from rayway.train.feeds import Feeds
 from rayway.train.loss import Batch
 from rayway.train.own_folder import take_attempt
 from rayway.train.ranks import dp_size, grouped, sum_over_ranks
 from rayway.train.records import StepRecords
+from rayway.train.run_data import read_run_data
 from rayway.train.saver import Saver
+from rayway.train.starving import waits_record
 from rayway.train.state import TrainState
 from rayway.train.stateful import OPTIMIZER_GROUPS, OptimizerGroups, Stateful
 from rayway.train.step import StepReport, on_device
 from rayway.train.watch import Watch
-from rayway.train.worker import read_data, start_event, training_feed, write_end
+from rayway.train.worker import start_event, write_end
 
 _OTHER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _ADVICE = "Lower the learning rate, warm it up, or clip the gradient."
@@ -61,8 +64,12 @@ class Options(TypedDict, total=False):
     """Of the order of the samples, and of the draws in each step. 0 if left out."""
     columns: Sequence[str] | None
     """Columns to read. ``None`` or left out: all."""
-    shuffle: bool
+    shuffle: bool | Literal["sticky"]
     """Whether samples come in an order drawn from ``seed`` and epoch. True if left out."""
+    invalid: Literal["error", "skip", "fill"]
+    """What happens to rows with null, NaN or infinite values. ``"error"`` if left out."""
+    pad: Mapping[str, int]
+    """Lists of differing length: column -> values a row; see ``data.pad`` of a job."""
     keep_last: int
     """Newest checkpoints to keep. 3 if left out."""
     also: Mapping[str, Stateful]
@@ -80,7 +87,7 @@ class OwnLoop:
         folder: The run's folder, a path or URL. Made if it is not there, gone on with if it is.
         model: Under torchrun the script wraps it in DistributedDataParallel, before.
         optimizer: Of the model's parameters.
-        train: Folder or URL of the training Parquet files.
+        train: Folder or URL of the training Parquet files, or a mixture of them with weights.
         global_batch: Samples per optimizer step, over all ranks.
         steps: Finished steps at which the run ends.
         epochs: The same in passes over the data. One of the two is given.
@@ -102,7 +109,7 @@ class OwnLoop:
         *,
         model: nn.Module,
         optimizer: Optimizer,
-        train: str,
+        train: str | Mapping[str, float],
         global_batch: int,
         steps: int | None = None,
         epochs: float | None = None,
@@ -114,9 +121,11 @@ class OwnLoop:
         self._spec = OwnSpec(
             name=Objects(folder).url.rsplit("/", 1)[-1],
             data=DataSpec(
-                train=absolute_place(train),
+                train=absolute_sources(train),
                 columns=None if (names := options.get("columns")) is None else tuple(names),
                 shuffle=options.get("shuffle", True),
+                invalid=options.get("invalid", "error"),
+                pad=dict(options.get("pad", {})),
             ),
             batch=BatchSpec(global_batch=global_batch),
             steps=steps,
@@ -169,8 +178,7 @@ class OwnLoop:
         )
         if self._writes:
             self._stack.enter_context(Heartbeat(lambda data: folder.objects.put(alive_key, data)))
-        self._index, _ = read_data(folder)
-        self._plan = plan_training(self._spec, self._index)
+        self._plan = plan_training(self._spec, read_run_data(folder).train)
         self.steps = count_steps(self._spec, self._plan)
         """Finished steps at which the run ends."""
         self.steps_per_epoch = self._plan.steps_per_epoch
@@ -224,16 +232,8 @@ class OwnLoop:
         if not self._open:
             raise StopIteration
         if self._feed is None:
-            self._feed = self._stack.enter_context(
-                training_feed(
-                    self._spec,
-                    self._plan,
-                    self._index,
-                    rank=self._rank,
-                    first=self._state.step,
-                    last=self.steps,
-                )
-            )
+            feeds = Feeds(spec=self._spec, plan=self._plan, rank=self._rank)
+            self._feed = self._stack.enter_context(feeds.training(self._state.step, self.steps))
             self._clock.lap("setup_s")
         [share] = on_device(next(self._feed), self._device)
         self._rows, self._lr = share.weight_rows, float(self._state.optimizer.param_groups[0]["lr"])
@@ -318,8 +318,8 @@ class OwnLoop:
         rows = self._rows if self._numbers else 0
         self._numbers = None
         asked = self._watch is not None and self._watch.stop_asked()
-        totals = torch.zeros(3, dtype=torch.float64, device=self._device)
-        totals[0], totals[1], totals[2] = loss * rows, rows, float(asked)
+        totals = torch.zeros(4, dtype=torch.float64, device=self._device)
+        totals[0], totals[1], totals[2], totals[3] = loss * rows, rows, float(asked), rows
         return StepReport(
             step=self._state.step,
             totals=sum_over_ranks(totals),
@@ -340,6 +340,7 @@ class OwnLoop:
                 reason=reason,
                 state=self._state,
                 clock=self._clock,
+                data=waits_record(self._feed.waits()) if self._feed else {},
             )
         self._close()
 

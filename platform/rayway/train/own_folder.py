@@ -4,7 +4,6 @@ This is to the loop of a script what ``launch/fit.py`` is to a job, less the wor
 started by its user, who starts it again.
 """
 
-import json
 import platform
 import sys
 import time
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from rayway.data.index import Index, build_index
+from rayway.data.index import build_index
 from rayway.errors import DataError
 from rayway.spec.own import OwnSpec, check_same_loop, own_to_json
 from rayway.storage.objects import Objects
@@ -20,8 +19,8 @@ from rayway.storage.runs import DATA_KEY, JOB_KEY, RUN_KEY, STOP_KEY, RunFolder,
 from rayway.telemetry.alive import sign_of_life
 from rayway.train.course import count_steps, plan_training
 from rayway.train.ranks import dp_size
+from rayway.train.run_data import RunData, check_alike, read_run_data, write_run_data
 from rayway.train.watch import refuse_running
-from rayway.train.worker import read_data
 
 
 def take_attempt(spec: OwnSpec, at: str) -> int:
@@ -39,14 +38,15 @@ def take_attempt(spec: OwnSpec, at: str) -> int:
         DataError: The data is missing, unreadable, or not what it was.
         StorageError: The folder cannot be written.
     """
-    index = build_index(spec.data.train, columns=spec.data.columns)
-    steps = count_steps(spec, plan_training(spec, index))  # refuses data that fills no batch
+    train = tuple(build_index(place, columns=spec.data.columns) for place in spec.data.sources)
+    check_alike(train, spec.data)
+    steps = count_steps(spec, plan_training(spec, train))  # refuses data that fills no batch
     folder = _run_folder(spec, at)
     newest = folder.newest_attempt()
     end = folder.read(attempt_key(newest, "end.json")) if newest else None
     if end is None and newest:
         refuse_running(folder, newest)
-    _keep_data(folder, index)
+    _keep_data(folder, RunData(train=train))
     finished = end is not None and end.get("state") == "FINISHED" and end.get("step")
     if isinstance(finished, int) and finished >= steps:
         return -newest
@@ -78,16 +78,21 @@ def _run_folder(spec: OwnSpec, at: str) -> RunFolder:
     return RunFolder.open(objects)
 
 
-def _keep_data(folder: RunFolder, index: Index) -> None:
-    """Store the index of the data, or refuse data that is not what the run began with."""
+def _keep_data(folder: RunFolder, data: RunData) -> None:
+    """Store the indexes of the data, or refuse data that is not what the run began with."""
     if folder.objects.exists(DATA_KEY):
-        began, _ = read_data(folder)
-        if began.fingerprint != index.fingerprint:
-            if began.root == index.root:
-                began.check_unchanged()
+        began = read_run_data(folder).train
+        if len(began) != len(data.train):
             raise DataError(
-                f"{index.root} does not hold the data that this run began with, from {began.root}. "
-                f"Put the data back to go on, or give the loop another folder."
+                f"this run began with {len(began)} place(s) of training data and the script now "
+                f"names {len(data.train)}. Put them back to go on, or give the loop another folder."
             )
-    record = {"train": index.to_json(), "validation": None}
-    folder.objects.put(DATA_KEY, json.dumps(record).encode())
+        for before, now in zip(began, data.train, strict=True):
+            if before.fingerprint != now.fingerprint:
+                if before.root == now.root:
+                    before.check_unchanged()
+                raise DataError(
+                    f"{now.root} does not hold the data that this run began with, from "
+                    f"{before.root}. Put the data back to go on, or give the loop another folder."
+                )
+    write_run_data(folder, data)

@@ -52,6 +52,8 @@ class StepRecords:
         self._rows_in_step = rows_in_step
         self._trace_slots = trace_slots
         self._advice = advice
+        self.left_out = 0
+        """Rows with invalid values that were left out so far, over all ranks."""
         self._waiting: deque[tuple[StepReport, list[int] | None]] = deque()
 
     def on_step(self, report: StepReport, micro_batches: Sequence[MicroBatch]) -> None:
@@ -76,6 +78,9 @@ class StepRecords:
     def _record(self, report: StepReport, ids: list[int] | None) -> None:
         loss = report.loss()
         grad_norm = None if report.grad_norm is None else report.grad_norm.item()
+        rows, planned = report.rows(), self._rows_in_step(report.step - 1)
+        if rows < planned and self._write is not None:
+            self._note_left_out(report.step, rows, planned)
         if self._write is not None:
             record = {
                 "type": "step",
@@ -83,7 +88,7 @@ class StepRecords:
                 "loss": loss,
                 "lr": report.lr,
                 "grad_norm": grad_norm,
-                "rows": self._rows_in_step(report.step - 1),
+                "rows": rows,
             }
             if ids is not None:
                 record["ids"] = ids
@@ -100,6 +105,18 @@ class StepRecords:
                 f"step {report.step}: the loss is {loss}{norm}. {self._advice} "
                 f"Nothing of it was saved."
             )
+
+    def _note_left_out(self, step: int, rows: int, planned: int) -> None:
+        assert self._write is not None, "asked only where there is a log"
+        if not self.left_out:
+            self._write(
+                {
+                    "type": "warning",
+                    "message": f"step {step}: {planned - rows} of {planned} rows have invalid "
+                    f"values and were left out, as data.invalid says. This is said once.",
+                }
+            )
+        self.left_out += planned - rows
 
 
 def gather_ids(micro_batches: Sequence[MicroBatch], *, slots: int) -> list[int]:

@@ -38,7 +38,8 @@ class StepReport:
     """Finished steps, this one included."""
 
     totals: Tensor
-    """Sum of losses, sum of weights, ranks that saw a request to stop; over all ranks; float64."""
+    """Sum of losses, sum of weights, ranks that saw a request to stop, rows that were used; over
+    all ranks; float64."""
 
     grad_norm: Tensor | None
     """L2 norm of the whole gradient before clipping, shape (). ``None``: it was not measured."""
@@ -47,12 +48,16 @@ class StepReport:
 
     def loss(self) -> float:
         """Return the mean loss over the global batch; NaN if its weight is 0. Waits for it."""
-        loss_sum, weight, _ = self.totals.tolist()
+        loss_sum, weight, _, _ = self.totals.tolist()
         return loss_sum / weight if weight else float("nan")
 
     def weight(self) -> float:
         """Return the weight of the global batch. Waits for it."""
         return float(self.totals[1].item())
+
+    def rows(self) -> int:
+        """Return how many rows the step used, over all ranks. Waits for it."""
+        return int(self.totals[3].item())
 
     def stop_asked(self) -> bool:
         """Did any rank see a request to stop? The same answer on every rank. Waits for it."""
@@ -87,7 +92,7 @@ def train_step(
         state: Changed in place; ``state.step`` grows by 1.
         micro_batches: This rank's share, as many on every rank.
         settings: What stays the same over the run.
-        rows: Rows of the whole global batch, over all ranks.
+        rows: Rows of the whole global batch, over all ranks, as planned.
         lr: The rate of this update.
         stop: This rank saw a request to stop; carried to all ranks with the loss.
 
@@ -95,8 +100,10 @@ def train_step(
         The step's numbers.
     """
     device = next(iter(micro_batches[0].columns.values())).device
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, weight, stops = totals.unbind()  # views; += on totals[0] costs three times as much
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    # views; += on totals[0] costs three times as much
+    loss_sum, weight, stops, used = totals.unbind()
+    used.fill_(sum(micro_batch.weight_rows for micro_batch in micro_batches))
     if stop:
         stops.fill_(1)
     last = len(micro_batches) - 1

@@ -5,8 +5,8 @@ and begins there; at step 0 there is none. Nothing here knows Ray: the same func
 Ray worker and, for ``--workers 0``, by the command itself.
 """
 
-import json
 import platform
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,27 +15,25 @@ import torch
 
 from rayway.checkpoint.store import CheckpointStore, Loaded
 from rayway.checkpoint.tensors import weights_sha256
-from rayway.data.feed import Feed
-from rayway.data.index import Index
-from rayway.data.plan import Plan, plan_order
 from rayway.errors import TrainingError
-from rayway.spec.batch import plan_batch
 from rayway.spec.code import enter_code_root
 from rayway.spec.job import Job
 from rayway.spec.load import import_object, job_from_json
-from rayway.spec.own import OwnSpec
-from rayway.storage.runs import DATA_KEY, RunFolder, attempt_key, error_key, events_key
+from rayway.storage.runs import RunFolder, attempt_key, error_key, events_key
 from rayway.telemetry.events import EventLog
 from rayway.train.build import build_state, learning_rate, replicate
 from rayway.train.clock import Clock
-from rayway.train.course import Course, plan_course, plan_training
+from rayway.train.course import plan_course, plan_training
 from rayway.train.deadline import StepDeadline
 from rayway.train.evaluate import evaluate
 from rayway.train.failure import describe_failure
+from rayway.train.feeds import Feeds, SharedEngine
 from rayway.train.loop import Errands, Observer, device_for, train
 from rayway.train.ranks import barrier, dp_size, grouped
 from rayway.train.records import StepRecords
+from rayway.train.run_data import read_run_data
 from rayway.train.saver import Saver
+from rayway.train.starving import DataWatch, waits_record
 from rayway.train.state import TrainState, to_host
 from rayway.train.step import StepSettings, on_device
 from rayway.train.watch import Watch
@@ -51,6 +49,9 @@ class RankTask:
     attempt: int
     rank: int
     local_rank: int
+    shared_engine: SharedEngine | None = None
+    """Reads for all ranks. ``None``: each rank reads for itself."""
+
     may_hang: bool = False
     """Let it: the process is also somebody else's, who may hold it in a debugger."""
 
@@ -86,24 +87,14 @@ def run_rank(task: RankTask) -> str:
         raise
 
 
-def read_data(folder: RunFolder) -> tuple[Index, Index | None]:
-    """Return the indexes of a run's training and validation data, as found at its start."""
-    record = json.loads(folder.objects.get(DATA_KEY))
-    validation = record["validation"]
-    return (
-        Index.from_json(record["train"]),
-        None if validation is None else Index.from_json(validation),
-    )
-
-
 def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack: ExitStack) -> str:
     clock = Clock()
     resolved = job_from_json(folder.job_json())
     enter_code_root(resolved.code_root)
     job = resolved.job
     torch.set_num_threads(max(int(job.scale.cpus_per_worker), 1))
-    index, validation = read_data(folder)
-    plan = plan_training(job, index)
+    data = read_run_data(folder)
+    plan = plan_training(job, data.train)
     course = plan_course(job, plan)
     settings = _step_settings(job)
     writes = task.rank == 0
@@ -113,13 +104,14 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
     saver = Saver(store, log, job=job, plan=plan, writes=writes)
     loaded = saver.find()
     first = loaded.step if loaded else 0
-    batches = stack.enter_context(
-        training_feed(job, plan, index, rank=task.rank, first=first, last=course.steps)
+    feeds = Feeds(
+        spec=job, plan=plan, rank=task.rank, validation=data.validation, shared=task.shared_engine
     )
+    batches = stack.enter_context(feeds.training(first, course.steps))
     device = device_for(task.local_rank)
     state = life.state = build_state(job, device)
     if grouped():
-        with training_feed(job, plan, index, rank=task.rank, first=0, last=1) as probe:
+        with feeds.look() as probe:
             sample = on_device(next(probe), device)[0]
         unused = replicate(state, settings.loss_function, sample.columns, seed=job.seed)
         if unused:
@@ -129,10 +121,14 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
     if writes:
         log.append(start_event(task.attempt, first=first, steps=course.steps, device=device))
     clock.lap("setup_s")
+    records = StepRecords(
+        log.append if writes else None,
+        rows_in_step=course.rows_in_step,
+        trace_slots=-(-job.batch.global_batch // dp_size()) if job.trace else None,
+    )
 
     def evaluate_now(state: TrainState) -> None:
-        assert validation is not None, "evaluate_due says no without validation data"
-        feed = _validation_feed(job, validation, rank=task.rank)
+        feed = feeds.evaluation(state.step)
         metrics, rows = evaluate(state.model, feed, settings, step=state.step, device=device)
         if writes:
             log.append({"type": "evaluate", "step": state.step, "metrics": metrics, "rows": rows})
@@ -148,7 +144,11 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             evaluate=evaluate_now,
             stop_asked=watch.stop_asked if watch else lambda: False,
         ),
-        observers=_observers(task, job, course, log if writes else None, stack),
+        observers=[
+            *_deadline(task, job, stack),
+            records,
+            DataWatch(batches.waits, saver.warn if writes else None),
+        ],
         clock=clock,
     )
     barrier()  # no rank ends, and with it the group, before all are through
@@ -162,6 +162,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             reason=reason,
             state=state,
             clock=clock,
+            data={**waits_record(batches.waits()), "left_out": records.left_out},
         )
     return ending
 
@@ -172,17 +173,11 @@ def _take_up(state: TrainState, loaded: Loaded | None) -> None:
         state.restore(loaded.tensors, loaded.step, others)
 
 
-def _observers(
-    task: RankTask, job: Job, course: Course, log: EventLog | None, stack: ExitStack
-) -> list[Observer]:
-    """Return who is told of each step; ``log``: that of the rank that writes."""
-    observers: list[Observer] = []
-    if not task.may_hang:
-        observers.append(stack.enter_context(StepDeadline(job.scale.step_timeout_s)))
-    slots = -(-job.batch.global_batch // dp_size()) if job.trace else None
-    write = log.append if log else None
-    observers.append(StepRecords(write, rows_in_step=course.rows_in_step, trace_slots=slots))
-    return observers
+def _deadline(task: RankTask, job: Job, stack: ExitStack) -> list[Observer]:
+    """Return the observer that ends a rank which hangs, if this one may not."""
+    if task.may_hang:
+        return []
+    return [stack.enter_context(StepDeadline(job.scale.step_timeout_s))]
 
 
 def _about_unused(names: list[str]) -> str:
@@ -200,46 +195,6 @@ def _step_settings(job: Job) -> StepSettings:
         max_norm=job.optim.max_norm,
         autocast=torch.bfloat16 if job.precision == "bf16" else None,
     )
-
-
-def training_feed(
-    job: Job | OwnSpec, plan: Plan, index: Index, *, rank: int, first: int, last: int
-) -> Feed:
-    """Return a rank's micro-batches of the steps [first, last)."""
-    return Feed(
-        plan,
-        index,
-        rank=rank,
-        world_size=dp_size(),
-        micro_batch=plan_batch(job.batch, dp_size=dp_size()).micro_batch,
-        start_step=first,
-        stop_step=last,
-        transform=_transform(job),
-        seed=job.seed,
-    )
-
-
-def _validation_feed(job: Job, index: Index, *, rank: int) -> Feed:
-    """Return one epoch in stored order: every row once, on any number of ranks."""
-    micro_batch = job.evaluate.micro_batch or plan_batch(job.batch, dp_size=dp_size()).micro_batch
-    plan = plan_order(
-        index, global_batch=micro_batch * dp_size(), seed=job.seed, shuffle=False, cover="all"
-    )
-    return Feed(
-        plan,
-        index,
-        rank=rank,
-        world_size=dp_size(),
-        micro_batch=micro_batch,
-        stop_step=plan.steps_per_epoch,
-        transform=_transform(job),
-        seed=job.seed,
-        training=False,
-    )
-
-
-def _transform(job: Job | OwnSpec) -> Any:
-    return None if job.data.transform is None else import_object(job.data.transform)
 
 
 def start_event(attempt: int, *, first: int, steps: int, device: torch.device) -> dict[str, Any]:
@@ -274,13 +229,18 @@ def write_end(
     reason: str,
     state: TrainState,
     clock: Clock,
+    data: Mapping[str, object],
 ) -> None:
-    """Record how an attempt ended that did not fail, and the weights it ended with."""
+    """Record how an attempt ended that did not fail, and the weights it ended with.
+
+    ``data``: what is known of the rank's feed, see ``waits_record``.
+    """
     record: dict[str, Any] = {
         "state": ending,
         "reason": reason,
         "step": state.step,
         "clock": clock.seconds(),
+        "data": dict(data),
         "weights_sha256": weights_sha256(to_host(state.tensors())["model"]),
     }
     log.append({"type": "end", **record})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayway import BatchSpec, CheckpointSpec, DataSpec, Job, Loss, ModelSpec, OptimSpec, ScaleSpec
+from rayway.data.shards import SampleRng
 
 ROWS, SHARDS = 120, 5
 
@@ -93,6 +94,21 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
         weight=len(logits),
         metrics={"accuracy": ((logits.argmax(1) == batch["y"]).sum(), len(logits))},
     )
+
+
+def jitter(columns: dict[str, np.ndarray], rng: SampleRng) -> dict[str, np.ndarray]:
+    """Move each row by draws of its own; for evaluation, only as far as the mean draw."""
+    moved = rng.uniform(0) if rng.training else np.full(len(columns["x"]), 0.5)
+    if (wait := Path("slow-transform")).exists():
+        time.sleep(float(wait.read_text()))
+    return {**columns, "x": columns["x"] + moved[:, None].astype("float32")}
+
+
+def stumbles(columns: dict[str, np.ndarray], rng: SampleRng) -> dict[str, np.ndarray]:
+    """Fail for the row with id 61."""
+    if (columns["id"] == 61).any():
+        raise ValueError("no such label")
+    return columns
 
 
 def bare_number(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
