@@ -156,9 +156,7 @@ def test_lists_of_differing_length_are_padded_and_masked(bench: Bench) -> None:
     refused = bench.rayway(*words)
     assert refused.returncode == 2
     assert "data.pad" in refused.stderr
-    done = bench.rayway(
-        *words, "--run-id", "r", "--set", json.dumps({"x": 8}).join(["data.pad=", ""])
-    )
+    done = bench.rayway(*words, "--run-id", "r", "--set", "data.pad={x: 8}")
     assert done.returncode == 0, done.stderr
     short = bench.rayway(*words, "--set", "data.pad={x: 5}")
     assert short.returncode in (2, 4)
