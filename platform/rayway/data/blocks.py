@@ -1,38 +1,48 @@
-"""From a stream of units to a rank's rows, gathered for many steps at once.
+"""From a sequence of units to a rank's rows, gathered for many steps at once.
 
 A rank's rows of one step come from many lanes. Gathering each step by itself would cost a few
 numpy calls per lane and step; a block of up to 64 steps pays them once per lane and block. The
 first block is one step long, so that the first batch waits for nothing it does not need.
+
+Rows are gathered lane by lane into memory that is used again for every block, and put into slot
+order by one pass into memory of the block's own. Slots without a row that counts close up in it.
 """
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from time import thread_time
 
 import numpy as np
+import numpy.typing as npt
 
-from rayway.data.columns import Columns
+from rayway.data.columns import Array, Columns, Rows
 from rayway.data.engine import Engine
 from rayway.data.keys import Int64s
-from rayway.data.plan import Plan, Unit
+from rayway.data.plan import Plan
+from rayway.data.stream import Unit
 from rayway.errors import DataError
 
+_Layout = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
 _MAX_STEPS = 64
 _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rank's rows of a few consecutive steps, in slot order, empty slots left out."""
+    """A rank's rows of a few consecutive steps, in slot order; slots without a row close up."""
 
     ids: Int64s
     """Sample ids, shape (rows,)."""
     columns: Columns
     """Arrays of shape (rows, ...); nobody else holds them."""
     counts: list[int]
-    """Rows of each micro-batch, step after step; 0 where all its slots are empty."""
+    """Rows of each micro-batch, step after step; 0 where none of its slots has one."""
+    skipped: int
+    """Rows left out because they do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,54 @@ class _Held:
     unit: Unit
     order: Int64s
     ids: Int64s
+    """Sample ids in the unit's order, shape (rows,)."""
     columns: Columns
+    """In stored order."""
+    valid: npt.NDArray[np.bool_] | None
+    """In the unit's order."""
+
+
+class _Gathered:
+    """Rows of one block as they are gathered: part after part, step after step, slot after slot."""
+
+    def __init__(self, rows: int, scratch: Columns) -> None:
+        self.ids = np.empty(rows, dtype=np.int64)
+        self.there = np.ones(rows, dtype=np.bool_)
+        """Which rows exist and count, shape (rows,)."""
+        self.skipped = 0
+        self._scratch, self._end = scratch, 0
+
+    def take(self, held: _Held, which: "slice[int, int, None] | Int64s") -> None:
+        """Add the rows ``which`` of the unit's order."""
+        source = held.order[which]
+        begin, end = self._end, self._end + len(source)
+        self.ids[begin:end] = held.ids[which]
+        for name, column in held.columns.items():
+            # "clip" as the rows are there, and only with it numpy writes to ``out`` without a copy
+            column.take(source, axis=0, out=self._column(name, column)[begin:end], mode="clip")
+        if held.valid is not None:
+            self.there[begin:end] = valid = held.valid[which]
+            self.skipped += len(source) - int(np.count_nonzero(valid))
+        self._end = end
+
+    def leave(self, rows: int) -> None:
+        """Add rows that do not exist."""
+        self.there[self._end : self._end + rows] = False
+        self._end += rows
+
+    def in_order(self, order: Int64s) -> tuple[Int64s, Columns]:
+        """Return ids and columns of the rows at ``order``, in memory of their own."""
+        columns = {
+            name: column.take(order, axis=0, mode="clip") for name, column in self._scratch.items()
+        }
+        return self.ids[order], columns
+
+    def _column(self, name: str, like: Array) -> Array:
+        column = self._scratch.get(name)
+        if column is None or len(column) < len(self.ids):  # only a block's first unit finds it so
+            column = np.empty((len(self.ids), *like.shape[1:]), like.dtype)
+            self._scratch[name] = column
+        return column
 
 
 class Blocks:
@@ -50,7 +107,7 @@ class Blocks:
 
     Args:
         plan: The order.
-        engine: Gives the columns of units.
+        engine: Gives the rows of units.
         rank: Whose rows.
         world_size: All ranks that see different data.
         micro_batch: Slots of a micro-batch.
@@ -66,18 +123,22 @@ class Blocks:
         most_slots = -(-plan.global_batch // world_size)
         self.first_slots = list(range(begin, begin + most_slots, micro_batch))
         """The place in the global batch where each micro-batch of a step begins."""
+        self.engine_cpu_s = 0.0
+        """CPU seconds that the thread of :meth:`run` spent inside the engine."""
         self._cuts = np.minimum(np.arange(0, most_slots + micro_batch, micro_batch), self._slots)
         self._parts = plan.parts(rank, world_size)
-        self._part_of = {part.lane: number for number, part in enumerate(self._parts)}
+        self._part_of = {(p.stream, p.lane): number for number, p in enumerate(self._parts)}
         steps = np.arange(_MAX_STEPS)[:, None]
-        # of each part, for a block that begins at step 0: lane positions, and rows of the block
-        self._positions = [
+        # the lane positions of each part in a block that begins at lane position 0
+        self._offsets = [
             (steps * part.width + np.arange(part.first, part.end)).ravel() for part in self._parts
         ]
-        self._places = [(steps * self._slots + part.places).ravel() for part in self._parts]
         self._held: list[deque[_Held]] = [deque() for _ in self._parts]
         self._asked: deque[Unit] = deque()
-        self._layout: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] | None = None
+        self._first: tuple[Unit, _Layout] | None = None
+        self._row_bytes = 0
+        self._scratch = Columns()
+        self._last_order = np.empty(0, dtype=np.int64)
 
     def run(self, start: int, stop: int | None) -> Generator[Block, None, None]:
         """Yield the blocks of steps [start, stop); ``None`` never ends. To be called once.
@@ -85,25 +146,20 @@ class Blocks:
         Raises:
             DataError: From the engine; or the units' columns do not fit together.
         """
-        steps_per_epoch, full_steps = self._plan.steps_per_epoch, self._plan.stream.full_steps
         step, most = start, 1
         with closing(self._engine(self._needed(start, stop))) as tables:
             while stop is None or step < stop:
-                epoch, into_epoch = divmod(step, steps_per_epoch)
-                last = into_epoch >= full_steps  # a step with empty slots is a block of its own
-                count = 1 if last else min(most, full_steps - into_epoch)
-                if stop is not None:
-                    count = min(count, stop - step)
-                yield self._block(epoch, into_epoch, count, tables)
+                count = most if stop is None else min(most, stop - step)
+                yield self._block(step, count, tables)
                 step += count
                 most = min(2 * most, self._most_steps())
 
     @cached_property
     def filler(self) -> Columns:
-        """The first row of the data set, for a micro-batch without a row; shape (1, ...)."""
-        unit = Unit(epoch=0, lane=0, first=0, rows=1, spans=((0, 0, 1),), order_key=None)
+        """The first row of the first data set, for a micro-batch without a row; shape (1, ...)."""
+        unit = Unit(stream=0, epoch=0, lane=0, first=0, rows=1, spans=((0, 0, 1),), order_key=None)
         with closing(self._engine(iter([unit]))) as tables:
-            columns = next(tables)
+            columns = next(tables).columns
         self._check_layout(columns, unit)
         return columns
 
@@ -113,48 +169,63 @@ class Blocks:
             yield unit
 
     def _most_steps(self) -> int:
-        if self._layout is None:
-            return _MAX_STEPS
-        row_bytes = sum(int(np.prod(s)) * dtype.itemsize for s, dtype in self._layout.values())
-        return max(1, min(_MAX_STEPS, _BLOCK_BYTES // max(row_bytes * self._slots, 1)))
+        return max(1, min(_MAX_STEPS, _BLOCK_BYTES // max(self._row_bytes * self._slots, 1)))
 
-    def _block(self, epoch: int, into_epoch: int, count: int, tables: Iterator[Columns]) -> Block:
-        filled = self._filled(epoch, into_epoch)
-        rows_before = np.concatenate([[0], np.cumsum(filled)])
-        counts = np.diff(rows_before[self._cuts]).tolist() * count
-        rows = int(rows_before[-1]) * count
-        ids, columns = np.empty(rows, dtype=np.int64), Columns()
+    def _block(self, step: int, count: int, tables: Iterator[Rows]) -> Block:
+        """Gather the steps [step, step + count). They may lie in several epochs of a stream."""
+        gathered = _Gathered(count * self._slots, self._scratch)
+        epochs = [_by_epoch(stream.steps, step, count) for stream in self._plan.streams]
         for number, part in enumerate(self._parts):
-            size = count * len(part.places)
-            positions = self._positions[number][:size] + into_epoch * part.width
-            places = self._places[number][:size]
-            if not filled.all():  # rows close up
-                there = filled[places]
-                positions, places = positions[there], rows_before[places[there]]
-            done = 0
-            while done < len(positions):
-                held = self._holding(number, epoch, int(positions[done]), tables)
-                upto = int(np.searchsorted(positions, held.unit.end))
-                source = held.order[positions[done:upto] - held.unit.first]
-                target = places[done:upto]
-                ids[target] = held.ids[source]
-                for name, column in held.columns.items():
-                    if name not in columns:
-                        columns[name] = np.empty((rows, *column.shape[1:]), column.dtype)
-                    columns[name][target] = column.take(source, axis=0)
-                done = upto
-        return Block(ids, columns, counts)
+            for epoch, into_epoch, steps in epochs[part.stream]:
+                self._gather(number, epoch, into_epoch, steps, gathered, tables)
+        order = self._slot_order(count)
+        edges = (np.arange(count)[:, None] * self._slots + self._cuts).ravel()
+        if not gathered.there.all():
+            there = gathered.there[order]
+            order, edges = order[there], np.concatenate([[0], np.cumsum(there)])[edges]
+        counts = np.diff(edges.reshape(count, -1)).ravel().tolist()
+        ids, columns = gathered.in_order(order)
+        return Block(ids, columns, counts, gathered.skipped)
 
-    def _filled(self, epoch: int, into_epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
-        """Return which of the rank's slots have a row in this step, shape (slots,)."""
-        filled = np.ones(self._slots, dtype=np.bool)
-        if into_epoch >= self._plan.stream.full_steps:
-            for number, part in enumerate(self._parts):
-                positions = self._positions[number][: len(part.places)] + into_epoch * part.width
-                filled[part.places] = positions < self._plan.stream.limit(epoch, part.lane)
-        return filled
+    def _gather(
+        self,
+        number: int,
+        epoch: int,
+        into_epoch: int,
+        steps: int,
+        gathered: _Gathered,
+        tables: Iterator[Rows],
+    ) -> None:
+        """Gather what a part gives to some steps of one epoch."""
+        part = self._parts[number]
+        stream, offsets = self._plan.streams[part.stream], self._offsets[number]
+        begin, rows = into_epoch * part.width, steps * len(part.places)
+        limit, upto = (into_epoch + steps) * part.width, rows
+        if into_epoch + steps > stream.full_steps:  # the lane may end before the last step does
+            limit = min(limit, stream.limit(epoch, part.lane))
+            upto = int(np.searchsorted(offsets[:rows], limit - begin))
+        whole, done = len(part.places) == part.width, 0
+        while done < upto:
+            held = self._holding(number, epoch, begin + int(offsets[done]), tables)
+            first, end = begin - held.unit.first, min(held.unit.end, limit) - begin
+            if whole:  # then the offsets are 0, 1, 2, ...
+                gathered.take(held, slice(first + done, first + end))
+                done = end
+            else:
+                end = int(np.searchsorted(offsets[:upto], end))
+                gathered.take(held, offsets[done:end] + first)
+                done = end
+        gathered.leave(rows - upto)
 
-    def _holding(self, number: int, epoch: int, position: int, tables: Iterator[Columns]) -> _Held:
+    def _slot_order(self, count: int) -> Int64s:
+        """Return for each row of ``count`` steps, slot by slot, where it was gathered."""
+        if len(self._last_order) != count * self._slots:
+            steps = np.arange(count)[:, None] * self._slots
+            slots = [(steps + part.places).ravel() for part in self._parts]
+            self._last_order = np.argsort(np.concatenate([np.empty(0, np.int64), *slots]))
+        return self._last_order
+
+    def _holding(self, number: int, epoch: int, position: int, tables: Iterator[Rows]) -> _Held:
         """Return the unit of a part that holds a lane position, once the engine gave it.
 
         Units come in the order of need over all lanes, so what is needed now always comes before
@@ -164,24 +235,53 @@ class Blocks:
         while queue and (queue[0].unit.epoch, queue[0].unit.end) <= (epoch, position):
             queue.popleft()
         while not queue:
-            columns = next(tables)
+            began = thread_time()
+            rows = next(tables)
+            self.engine_cpu_s += thread_time() - began
             unit = self._asked.popleft()
-            self._check_layout(columns, unit)
-            held = _Held(unit, unit.order(), unit.stored_ids(self._plan.stream.index), columns)
-            self._held[self._part_of[unit.lane]].append(held)
+            self._check_layout(rows.columns, unit)
+            self._held[self._part_of[unit.stream, unit.lane]].append(self._hold(unit, rows))
         return queue[0]
+
+    def _hold(self, unit: Unit, rows: Rows) -> _Held:
+        order, valid = unit.order(), rows.valid
+        return _Held(
+            unit=unit,
+            order=order,
+            ids=unit.stored_ids(self._plan.streams[unit.stream].index)[order],
+            columns={name: np.ascontiguousarray(x) for name, x in rows.columns.items()},
+            valid=None if valid is None or valid.all() else valid[order],
+        )
 
     def _check_layout(self, columns: Columns, unit: Unit) -> None:
         layout = {name: (column.shape[1:], column.dtype) for name, column in columns.items()}
-        if self._layout is None:
-            self._layout = layout
-        if layout != self._layout:
-            name = next(n for n in [*layout, *self._layout] if layout.get(n) != self._layout.get(n))
-            raise DataError(
-                f"column {name!r} of {self._plan.stream.index.where(unit.spans[0][0])} is "
-                f"{_kind(layout.get(name))} and was {_kind(self._layout.get(name))} before. Make "
-                f"all rows alike in data.prepare or data.transform."
+        if self._first is None:
+            self._first = unit, layout
+            self._row_bytes = sum(
+                math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()
             )
+        first, expected = self._first
+        if layout != expected:
+            name = next(n for n in [*layout, *expected] if layout.get(n) != expected.get(n))
+            raise DataError(
+                f"column {name!r} of {self._where(unit)} is {_kind(layout.get(name))} and was "
+                f"{_kind(expected.get(name))} in {self._where(first)}. Make all rows alike in "
+                f"data.prepare or data.transform."
+            )
+
+    def _where(self, unit: Unit) -> str:
+        return self._plan.streams[unit.stream].index.where(unit.spans[0][0])
+
+
+def _by_epoch(steps_per_epoch: int, step: int, count: int) -> list[tuple[int, int, int]]:
+    """Return (epoch, first step in it, steps) of each epoch that the steps lie in."""
+    found, end = [], step + count
+    while step < end:
+        epoch, into_epoch = divmod(step, steps_per_epoch)
+        steps = min(steps_per_epoch - into_epoch, end - step)
+        found.append((epoch, into_epoch, steps))
+        step += steps
+    return found
 
 
 def _kind(layout: tuple[tuple[int, ...], np.dtype[np.generic]] | None) -> str:

@@ -6,23 +6,25 @@ training loop pays for a step is taking a finished list.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
+from time import perf_counter, thread_time
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
 
 from rayway.data.blocks import Block, Blocks
 from rayway.data.engine import Engine, local_engine
-from rayway.data.index import Index
 from rayway.data.keys import Int64s
 from rayway.data.plan import Plan
 from rayway.data.shards import Reader, Transform
+from rayway.data.stages import DECODE, READ, TRANSFORM, Stages
 
 _BLOCKS_READY = 2
+_BUDGET_BYTES = 128 << 20
 _CLOSE_TIMEOUT_S = 1.0
 
 
@@ -40,6 +42,24 @@ class MicroBatch:
     """The place in the global batch at which this micro-batch begins."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Where the time of a feed went, in seconds since it was made, and what it left out."""
+
+    wait_s: float
+    """What the consumer waited for steps that were not ready."""
+    read_s: float
+    """Waiting for storage, summed over the threads that read."""
+    decode_s: float
+    """CPU time of decompressing and decoding, summed over those threads."""
+    transform_s: float
+    """The user's transform, summed over those threads."""
+    gather_s: float
+    """CPU time of gathering rows into batches."""
+    skipped_rows: int
+    """Rows left out of the steps handed over so far because they do not count."""
+
+
 class Reading(TypedDict, total=False):
     """How the local engine reads."""
 
@@ -51,10 +71,16 @@ class Reading(TypedDict, total=False):
     """Of the transform's draws. The plan's seed if left out."""
     training: bool
     """Whether the rows are for training, which the transform is told. True if left out."""
-    threads: int
-    """Reads in flight. 1 if left out."""
-    ahead: int | None
-    """Units read before they are asked for. ``None``: twice the threads."""
+    invalid: Literal["error", "skip", "fill"]
+    """What becomes of a row with a null, NaN or infinite value. ``error`` if left out."""
+    pad: Mapping[str, int] | None
+    """List column -> values a row."""
+    budget_bytes: int
+    """What units read ahead may hold. 128 MiB if left out."""
+
+
+_Steps = tuple[list[list[MicroBatch]], int]
+"""The steps of a block, and how many rows they leave out."""
 
 
 class Feed:
@@ -65,13 +91,14 @@ class Feed:
 
     Args:
         plan: The order.
-        index: The data set.
         rank: Whose rows.
         world_size: All ranks that see different data.
-        micro_batch: Slots of a micro-batch; its rows are fewer where slots are empty.
+        micro_batch: Slots of a micro-batch; its rows are fewer where slots are empty or hold rows
+            that do not count.
         start_step: The first global step; a resume gives the number of finished steps.
         stop_step: The step to end before. ``None`` never ends.
         engine: Fills the feed. ``None``: reads in threads of this process, as ``reading`` says.
+        stages: Those that the engine tells its times; for :meth:`waits`.
 
     Raises:
         DataError: In ``next``: a shard cannot be read, or a column is no tensor.
@@ -81,7 +108,6 @@ class Feed:
     def __init__(
         self,
         plan: Plan,
-        index: Index,
         *,
         rank: int,
         world_size: int,
@@ -89,14 +115,17 @@ class Feed:
         start_step: int = 0,
         stop_step: int | None = None,
         engine: Engine | None = None,
+        stages: Stages | None = None,
         **reading: Unpack[Reading],
     ) -> None:
-        engine = engine or _engine(plan, index, reading)
+        self._stages = stages or Stages()
+        engine = engine or _engine(plan, self._stages, reading)
         self._blocks = Blocks(
             plan, engine, rank=rank, world_size=world_size, micro_batch=micro_batch
         )
+        self._wait_s, self._gather_s, self._skipped_rows = 0.0, 0.0, 0
         self._steps: deque[list[MicroBatch]] = deque()
-        self._ready: Queue[list[list[MicroBatch]] | BaseException | None] = Queue(_BLOCKS_READY)
+        self._ready: Queue[_Steps | BaseException | None] = Queue(_BLOCKS_READY)
         self._closed, self._ended = threading.Event(), False
         self._thread = threading.Thread(
             target=self._work, args=(start_step, stop_step), name="rayway-feed", daemon=True
@@ -126,6 +155,18 @@ class Feed:
         """Close the feed."""
         self.close()
 
+    def waits(self) -> Waits:
+        """Return where the time went until now."""
+        seconds = self._stages.seconds()
+        return Waits(
+            wait_s=self._wait_s,
+            read_s=seconds.get(READ, 0.0),
+            decode_s=seconds.get(DECODE, 0.0),
+            transform_s=seconds.get(TRANSFORM, 0.0),
+            gather_s=self._gather_s,
+            skipped_rows=self._skipped_rows,
+        )
+
     def close(self) -> None:
         """End the threads. Reads in flight end by themselves and are not waited for long."""
         self._closed.set()
@@ -142,23 +183,29 @@ class Feed:
             raise StopIteration
         if self._closed.is_set():
             raise ValueError("this feed is closed; make a new one with start_step to go on.")
+        began = perf_counter()
         block = self._ready.get()
+        self._wait_s += perf_counter() - began
         if isinstance(block, BaseException):
             self._closed.set()
             raise block
         if block is None:
             self._ended = True
             raise StopIteration
-        self._steps.extend(block)
+        steps, skipped = block
+        self._steps.extend(steps)
+        self._skipped_rows += skipped
 
     def _work(self, start: int, stop: int | None) -> None:
         """Make blocks until the end, an error, or ``close``. Runs in the feed's own thread."""
-        blocks = self._blocks.run(start, stop)
+        blocks, began = self._blocks.run(start, stop), thread_time()
         try:
             for block in blocks:
                 if self._closed.is_set():
                     return
-                self._ready.put(self._cut(block))
+                steps = self._cut(block)
+                self._gather_s = thread_time() - began - self._blocks.engine_cpu_s
+                self._ready.put((steps, block.skipped))
             self._ready.put(None)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
             self._ready.put(error)
@@ -183,12 +230,19 @@ class Feed:
         return steps
 
 
-def _engine(plan: Plan, index: Index, reading: Reading) -> Engine:
+def _engine(plan: Plan, stages: Stages, reading: Reading) -> Engine:
     reader = Reader(
-        index,
+        [stream.index for stream in plan.streams],
         columns=reading.get("columns"),
         transform=reading.get("transform"),
-        seed=reading.get("seed", plan.stream.seed),
+        seed=reading.get("seed", plan.streams[0].seed),
         training=reading.get("training", True),
+        invalid=reading.get("invalid", "error"),
+        pad=reading.get("pad"),
+        stages=stages,
     )
-    return local_engine(reader, threads=reading.get("threads", 1), ahead=reading.get("ahead"))
+    return local_engine(
+        reader,
+        budget_bytes=reading.get("budget_bytes", _BUDGET_BYTES),
+        unit_bytes=max(stream.index.group_bytes * stream.window for stream in plan.streams),
+    )

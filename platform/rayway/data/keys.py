@@ -25,7 +25,7 @@ class Domain(IntEnum):
     WINDOW = 2
     """Order of the rows in one window."""
     SPAN = 3
-    """Order of a lane's spans where lanes keep their row groups over epochs. Not in use yet."""
+    """Order of a lane's spans where lanes keep their row groups over epochs."""
     AUGMENT = 4
     """Draws of the user's transform for one sample."""
     DROPOUT = 5

@@ -1,39 +1,30 @@
 """Which stored row fills which slot of which global batch.
 
-The plan is a pure function of the data set and (seed, global batch, lanes, bands, window). World
-size, micro-batch, reader threads, timing and crashes are no arguments of it, so they cannot change
-the order. A resume needs the step number and nothing else.
+The plan is a pure function of the data sets and (seed, global batch, weights, lanes, bands,
+window). World size, micro-batch, reader threads, timing and crashes are no arguments of it, so
+they cannot change the order. A resume needs the step number and nothing else.
 
-Words beyond those of the whole project:
-
-- slot: one of the places of a global batch.
-- lane: a fixed set of slots, fed by its own sub-sequence of row groups.
-- band: a contiguous run of slots, over which its lanes are dealt round-robin. A rank that owns
-  whole bands shares no lane with another rank.
-- span: the part [low, high) of one row group; whole, except where a lane begins or ends in it.
-- unit: a window of a few consecutive spans of a lane, shuffled together and read as one.
+Each data set is a stream (see :mod:`rayway.data.stream`) with its own slots and its own epochs.
+The streams' slots are merged by their relative place, so that every rank gets each stream's share.
 """
 
 import heapq
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from fractions import Fraction
 
 import numpy as np
 
 from rayway.data.index import Index
-from rayway.data.keys import Domain, Int64s, key, permutation
+from rayway.data.keys import Int64s
+from rayway.data.stream import Cover, Shuffle, Stream, Unit
 from rayway.errors import DataError
 
 ORDER_VERSION = 1
 """Goes into checkpoints. Any change of the order raises it; a resume under another is refused."""
 
-Cover = Literal["drop", "all"]
-"""``drop``: only whole global batches. ``all``: every row, the last step has empty slots."""
-
+_FACTS = ("fingerprint", "seed", "shuffle", "cover", "lanes", "bands", "window")
 _MAX_BANDS = 64
 _MAX_LANES = 256
 _RESIDENT_GROUPS = 128
@@ -42,138 +33,10 @@ _ROWS_PER_LANE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """A window of one lane in one epoch."""
-
-    epoch: int
-    lane: int
-    first: int
-    """The lane position of its first row."""
-    rows: int
-    spans: tuple[tuple[int, int, int], ...]
-    """(row group, low, high) of each part, in stored order."""
-    order_key: int | None
-    """Names the order of its rows. ``None``: stored order."""
-
-    @property
-    def end(self) -> int:
-        """The lane position after its last row."""
-        return self.first + self.rows
-
-    def order(self) -> Int64s:
-        """Return which stored row comes when, shape (rows,)."""
-        if self.order_key is None:
-            return np.arange(self.rows)
-        return permutation(self.rows, self.order_key)
-
-    def stored_ids(self, index: Index) -> Int64s:
-        """Return the sample ids of the spans' rows as they are stored, shape (rows,)."""
-        starts = index.first
-        return np.concatenate([np.arange(low, high) + starts[g] for g, low, high in self.spans])
-
-
-class Lane:
-    """The spans of one lane in one epoch, cut into windows."""
-
-    def __init__(self, stream: "Stream", epoch: int, lane: int) -> None:
-        index, offset = stream.index, stream.offset
-        self._stream, self._epoch, self._lane = stream, epoch, lane
-        begin = index.total * offset[lane] // stream.batch
-        end = index.total * offset[lane + 1] // stream.batch
-        groups, starts = stream.line(epoch)
-        i = int(np.searchsorted(starts, begin, "right")) - 1
-        j = int(np.searchsorted(starts, end, "left")) if end > begin else i
-        self._groups = groups[i:j]
-        self._low = np.maximum(begin - starts[i:j], 0)
-        self._high = np.minimum(end - starts[i:j], index.rows[self._groups])
-        positions = np.concatenate([[0], np.cumsum(self._high - self._low)])
-        self.rows = int(positions[-1])
-        # the first window differs from lane to lane, or all lanes would turn over in one step
-        first = 1 + lane * stream.window // stream.lanes
-        count = len(self._groups)
-        self._edges = [0, *range(first, count, stream.window), count] if count else [0]
-        self.starts: list[int] = positions[self._edges].tolist()
-        """The lane position at which each window begins, and the end."""
-
-    def __len__(self) -> int:
-        """Return the number of windows."""
-        return len(self._edges) - 1
-
-    def window_at(self, position: int) -> int:
-        """Return the number of the window that holds a lane position."""
-        return bisect_right(self.starts, position) - 1
-
-    def unit(self, window: int) -> Unit:
-        """Return window number ``window``."""
-        stream, (i, j) = self._stream, self._edges[window : window + 2]
-        words = (Domain.WINDOW, stream.number, self._epoch, self._lane, window)
-        parts = (self._groups[i:j].tolist(), self._low[i:j].tolist(), self._high[i:j].tolist())
-        return Unit(
-            epoch=self._epoch,
-            lane=self._lane,
-            first=self.starts[window],
-            rows=self.starts[window + 1] - self.starts[window],
-            spans=tuple(zip(*parts, strict=True)),
-            order_key=key(stream.seed, *words) if stream.shuffle else None,
-        )
-
-
-class Stream:
-    """One data set that fills ``batch`` slots of every global batch, and its lanes."""
-
-    def __init__(  # noqa: PLR0913 - what an order is made of, each a fact of its own
-        self,
-        index: Index,
-        *,
-        batch: int,
-        seed: int,
-        shuffle: bool,
-        cover: Cover,
-        lanes: int,
-        bands: int,
-        window: int,
-        number: int = 0,
-    ) -> None:
-        self.index, self.batch, self.seed, self.number = index, batch, seed, number
-        self.shuffle, self.cover, self.window = shuffle, cover, window
-        self.bands = max(1, min(bands, batch))
-        per_band = max(1, min(lanes, batch) // self.bands)
-        self.lanes = per_band * self.bands
-        self.lane_of = np.empty(batch, dtype=np.int64)
-        """The lane of each slot, shape (batch,)."""
-        for band in range(self.bands):
-            begin, end = band * batch // self.bands, (band + 1) * batch // self.bands
-            self.lane_of[begin:end] = band * per_band + np.arange(end - begin) % per_band
-        widths = np.bincount(self.lane_of, minlength=self.lanes)
-        self.width: list[int] = widths.tolist()
-        """Slots of each lane, that is the rows it gives to a step."""
-        self.offset: list[int] = [0, *np.cumsum(widths).tolist()]
-        """Slots of the lanes before each lane."""
-        self.full_steps = index.total // batch
-        """Steps of an epoch in which every slot is filled."""
-        left_over = cover == "all" and index.total % batch > 0
-        self.steps = self.full_steps + int(left_over)
-        """Steps of an epoch."""
-        self.line = lru_cache(2)(self._line)
-        self.lane = lru_cache(4 * self.lanes)(lambda epoch, lane: Lane(self, epoch, lane))
-
-    def _line(self, epoch: int) -> tuple[Int64s, Int64s]:
-        """Return the row groups in the epoch's order, and the row at which each begins."""
-        count = len(self.index.rows)
-        order = np.arange(count)
-        if self.shuffle:
-            order = permutation(count, key(self.seed, Domain.ROW_GROUPS, self.number, epoch))
-        return order, np.concatenate([[0], np.cumsum(self.index.rows[order])])
-
-    def limit(self, epoch: int, lane: int) -> int:
-        """Return how many lane positions the epoch uses."""
-        return min(self.lane(epoch, lane).rows, self.steps * self.width[lane])
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """What a rank owns of a lane: of its ``width`` rows a step those numbered [first, end)."""
 
+    stream: int
     lane: int
     width: int
     first: int
@@ -192,13 +55,25 @@ class Part:
 
 
 class Plan:
-    """The order of all samples. Global step t counts over epochs: t = epoch x steps + step."""
+    """The order of all samples. Global steps count over epochs, without end. Picklable.
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.global_batch = stream.batch
-        self.steps_per_epoch = stream.steps
-        self._unit_ids = lru_cache(4096)(self._order_ids)
+    At global step t, a stream of ``steps`` steps is in its epoch t // steps at step t % steps.
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = tuple(streams)
+        self.global_batch = sum(stream.batch for stream in self.streams)
+        self.steps_per_epoch = max(stream.steps for stream in self.streams)
+        """Steps of one pass; in a mixture that of the stream that lasts longest."""
+        numbers = [np.full(stream.batch, n) for n, stream in enumerate(self.streams)]
+        relative = [
+            (2 * np.arange(stream.batch) + 1) / (2 * stream.batch) for stream in self.streams
+        ]
+        merged = np.lexsort((np.concatenate(numbers), np.concatenate(relative)))
+        self.stream_of = np.concatenate(numbers)[merged]
+        """The stream of each slot, shape (global batch,)."""
+        self.lane_of = np.concatenate([stream.lane_of for stream in self.streams])[merged]
+        """The lane of each slot, in its stream; shape (global batch,)."""
 
     def share(self, rank: int, world_size: int) -> tuple[int, int]:
         """Return the slots [begin, end) of a rank; shares differ by at most one slot."""
@@ -206,19 +81,21 @@ class Plan:
         return rank * batch // world_size, (rank + 1) * batch // world_size
 
     def parts(self, rank: int, world_size: int) -> list[Part]:
-        """Return what a rank owns of each lane that it has a slot of, by lane."""
+        """Return what a rank owns of each lane that it has a slot of, by stream and lane."""
         begin, end = self.share(rank, world_size)
+        owned = set(
+            zip(self.stream_of[begin:end].tolist(), self.lane_of[begin:end].tolist(), strict=True)
+        )
         parts = []
-        for lane in np.unique(self.stream.lane_of[begin:end]).tolist():
-            slots = np.flatnonzero(self.stream.lane_of == lane)
+        for stream, lane in sorted(owned):
+            slots = np.flatnonzero((self.stream_of == stream) & (self.lane_of == lane))
             first, stop = np.searchsorted(slots, [begin, end]).tolist()
-            parts.append(Part(lane, len(slots), first, stop, slots[first:stop] - begin))
+            parts.append(Part(stream, lane, len(slots), first, stop, slots[first:stop] - begin))
         return parts
 
     def rows_in_step(self, step: int) -> int:
-        """Return the filled slots of global step ``step``, over all ranks."""
-        into_epoch = step % self.steps_per_epoch
-        return min(self.global_batch, self.stream.index.total - into_epoch * self.global_batch)
+        """Return the filled slots of global step ``step``, over all ranks and streams."""
+        return sum(stream.rows_in_step(step) for stream in self.streams)
 
     def ids(self, step: int, rank: int = 0, world_size: int = 1) -> Int64s:
         """Return the sample ids in a rank's share of a step, shape (slots,); -1 where empty.
@@ -227,145 +104,271 @@ class Plan:
         """
         begin, end = self.share(rank, world_size)
         ids = np.full(end - begin, -1, dtype=np.int64)
-        epoch, into_epoch = divmod(step, self.steps_per_epoch)
         for part in self.parts(rank, world_size):
-            lane, limit = self.stream.lane(epoch, part.lane), self.stream.limit(epoch, part.lane)
+            stream = self.streams[part.stream]
+            epoch, into_epoch = divmod(step, stream.steps)
+            lane, limit = stream.lane(epoch, part.lane), stream.limit(epoch, part.lane)
             for number, place in zip(range(part.first, part.end), part.places, strict=True):
                 position = into_epoch * part.width + number
                 if position < limit:
                     window = lane.window_at(position)
-                    unit_ids = self._unit_ids(epoch, part.lane, window)
+                    unit_ids = stream.unit_ids(epoch, part.lane, window)
                     ids[place] = unit_ids[position - lane.starts[window]]
         return ids
-
-    def _order_ids(self, epoch: int, lane: int, window: int) -> Int64s:
-        unit = self.stream.lane(epoch, lane).unit(window)
-        return unit.stored_ids(self.stream.index)[unit.order()]
 
     def units(
         self, rank: int = 0, world_size: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[Unit]:
         """Yield what a rank must read for the steps [start, stop), in order of need.
 
-        The order is that of the whole plan, (first step that needs the unit, lane), less the units
-        in which the rank has no row: all ranks agree on it, so one pipeline can serve them all.
-        ``stop=None`` never ends.
+        The order is that of the whole plan, (first step that needs the unit, stream, lane), less
+        the units in which the rank has no row: all ranks agree on it, so one pipeline can serve
+        them all. ``stop=None`` never ends.
         """
         parts = self.parts(rank, world_size)
         lanes = [self._lane_units(part, start, stop) for part in parts]
-        for _, _, unit in heapq.merge(*lanes, key=lambda need: need[:2]):
+        for _, unit in heapq.merge(
+            *lanes, key=lambda need: (need[0], need[1].stream, need[1].lane)
+        ):
             yield unit
 
-    def _lane_units(
-        self, part: Part, start: int, stop: int | None
-    ) -> Iterator[tuple[int, int, Unit]]:
-        """Yield (first step that needs it, lane, unit) of one lane."""
-        step, steps, width = start, self.steps_per_epoch, part.width
-        if not part.owns_any(0, self.stream.limit(0, part.lane)):
+    def _lane_units(self, part: Part, start: int, stop: int | None) -> Iterator[tuple[int, Unit]]:
+        """Yield (first step that needs it, unit) of one lane."""
+        stream, step, width = self.streams[part.stream], start, part.width
+        if not part.owns_any(0, stream.limit(0, part.lane)):
             return  # the same in every epoch: it would look for a row for ever
         while stop is None or step < stop:
-            epoch, into_epoch = divmod(step, steps)
-            lane, limit = self.stream.lane(epoch, part.lane), self.stream.limit(epoch, part.lane)
+            epoch, into_epoch = divmod(step, stream.steps)
+            lane, limit = stream.lane(epoch, part.lane), stream.limit(epoch, part.lane)
             begin = into_epoch * width
             window = lane.window_at(begin) if begin < limit else len(lane)
             while window < len(lane) and lane.starts[window] < limit:
                 position = max(lane.starts[window], begin)
-                needed_at = epoch * steps + position // width
+                needed_at = epoch * stream.steps + position // width
                 if stop is not None and needed_at >= stop:
                     return
                 if part.owns_any(position, min(lane.starts[window + 1], limit)):
-                    yield needed_at, part.lane, lane.unit(window)
+                    yield needed_at, lane.unit(window)
                 window += 1
-            step = (epoch + 1) * steps
+            step = (epoch + 1) * stream.steps
 
-    def state(self) -> dict[str, int | str | bool]:
-        """Return what the order was made of, for a checkpoint; the step is not part of it."""
-        stream = self.stream
-        return {
+    def state(self) -> dict[str, object]:
+        """Return what the order was made of, as plain JSON; the step is not part of it.
+
+        One stream's facts stand beside those of the whole order, those of more below ``streams``.
+        """
+        whole: dict[str, object] = {
             "order_version": ORDER_VERSION,
-            "fingerprint": stream.index.fingerprint,
-            "global_batch": stream.batch,
-            "seed": stream.seed,
-            "shuffle": stream.shuffle,
-            "cover": stream.cover,
-            "lanes": stream.lanes,
-            "bands": stream.bands,
-            "window": stream.window,
+            "global_batch": self.global_batch,
         }
+        if len(self.streams) == 1:
+            return whole | _facts(self.streams[0])
+        streams = [{"root": s.index.root, "slots": s.batch} | _facts(s) for s in self.streams]
+        return whole | {"streams": streams}
 
     def check_state(self, state: Mapping[str, object]) -> None:
         """Compare with the state of the plan that a checkpoint was made under.
 
         Raises:
-            DataError: A field differs; it is named with both values.
+            DataError: A field differs; it is named with both values. Or a stream was added, left
+                out or moved; it is named.
         """
-        mine = self.state()
-        for name in [*mine, *sorted(state.keys() - mine.keys())]:
-            if mine.get(name) != state.get(name):
-                raise DataError(
-                    f"the checkpoint was made under another order of samples: {name} was "
-                    f"{state.get(name)!r} and is now {mine.get(name)!r}. Put it back to resume "
-                    f"this run, or start a new one."
-                )
+        mine, theirs = self.state(), dict(state)
+        my_streams, their_streams = _pop_streams(mine), _pop_streams(theirs)
+        _compare(mine, theirs)
+        _check_same_streams(my_streams, their_streams)
+        for number, (now, was) in enumerate(zip(my_streams, their_streams, strict=True)):
+            root = now.pop("root", None)
+            was.pop("root", None)  # data may move; its fingerprint stays
+            _compare(now, was, "" if root is None else f" of data set {number} ({root})")
 
 
-def plan_order(
-    index: Index,
+def plan_order(  # noqa: PLR0913 - what an order is made of, each a fact of its own
+    indexes: Index | Sequence[Index],
     *,
+    weights: Sequence[float] | None = None,
     global_batch: int,
     seed: int,
-    shuffle: bool = True,
+    shuffle: Shuffle = True,
     cover: Cover = "drop",
     lanes: int | None = None,
     bands: int | None = None,
     window: int | None = None,
 ) -> Plan:
-    """Return the order of a job over one data set.
+    """Return the order of a job over one data set or a mixture.
 
     Args:
-        index: The data set.
+        indexes: The data sets. Their order counts.
+        weights: Each data set's share of every global batch, in any unit. ``None``: equal.
         global_batch: Samples of a step, over all ranks.
         seed: Names the shuffle; without ``shuffle`` it changes nothing.
-        shuffle: ``False``: each lane reads its rows as they are stored.
+        shuffle: ``False``: each lane reads its rows as they are stored. ``"sticky"``: lanes keep
+            their row groups over epochs, so that caches pay.
         cover: Whether an epoch leaves out what does not fill a global batch, or has a short step.
-        lanes: Row groups mixed in each batch, about. ``None``: as many as pay and fit in memory.
+        lanes: Row groups of each data set mixed in a batch, about. ``None``: as many as pay and
+            fit in memory.
         bands: Ranks up to which no row group is read twice. ``None``: 64, or fewer for small data.
         window: Row groups of a lane that are shuffled together. ``None``: from memory.
 
     Raises:
-        DataError: The rows do not fill one global batch and ``cover`` is ``drop``.
+        DataError: The rows of a data set do not fill its slots and ``cover`` is ``drop``, or its
+            weight is too small for a slot.
     """
-    if cover == "drop" and index.total < global_batch:
+    indexes = [indexes] if isinstance(indexes, Index) else list(indexes)
+    places = [index.root for index in indexes]
+    quotas = split_slots(global_batch, weights or [1.0] * len(indexes), places)
+    streams = []
+    for number, (index, batch) in enumerate(zip(indexes, quotas, strict=True)):
+        if cover == "drop":
+            _check_filled(index, batch, global_batch)
+        # a stream of a mixture may have fewer slots than there are bands
+        its_bands = min(bands, batch) if bands and len(indexes) > 1 else bands
+        shape = _shape(
+            index,
+            batch=batch,
+            memory=_SHUFFLE_BYTES * batch // global_batch,
+            shuffle=bool(shuffle),
+            asked=(lanes, its_bands, window),
+        )
+        streams.append(
+            Stream(
+                index, batch=batch, seed=seed, shuffle=shuffle, cover=cover, number=number, **shape
+            )
+        )
+    return Plan(streams)
+
+
+def split_slots(global_batch: int, weights: Sequence[float], places: Sequence[str]) -> list[int]:
+    """Return each stream's slots of a global batch: largest remainder, ties to the lower number.
+
+    Args:
+        global_batch: All slots.
+        weights: Finite and above 0, one a stream. Decimals count as they are written.
+        places: What to call the streams in a message.
+
+    Raises:
+        DataError: A stream gets no slot.
+    """
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    total = sum(exact)
+    shares = [global_batch * weight / total for weight in exact]
+    slots = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(slots)), key=lambda n: (slots[n] - shares[n], n))
+    for number in by_remainder[: global_batch - sum(slots)]:
+        slots[number] += 1
+    if 0 in slots:
+        least = min(range(len(slots)), key=lambda n: (slots[n], exact[n]))
+        enough = ""
+        if global_batch > 1:
+            others = total - exact[least]
+            enough = f"a weight of {_rounded_up(others / (global_batch - 1))} or more, or "
+        raise DataError(
+            f"the weight {float(weights[least]):g} of {places[least]} gives it no slot in a global "
+            f"batch of {global_batch}: {global_batch} x {float(exact[least]):g} / "
+            f"{float(total):g} = {float(shares[least]):.3g}. Use {enough}"
+            f"batch.global_batch={math.ceil(total / exact[least])} or more."
+        )
+    return slots
+
+
+def _check_filled(index: Index, batch: int, global_batch: int) -> None:
+    if index.total >= batch:
+        return
+    if batch == global_batch:
         raise DataError(
             f"{index.total} rows do not fill one global batch of {global_batch}. Use "
             f"batch.global_batch={index.total} or less, or data.cover='all'."
         )
-    in_memory = max(1, _SHUFFLE_BYTES // max(index.group_bytes, 1))
+    raise DataError(
+        f"the {index.total} rows of {index.root} do not fill its {batch} slots of one global batch "
+        f"of {global_batch}. Give it less weight, lower batch.global_batch, or use "
+        f"data.cover='all'."
+    )
+
+
+def _shape(
+    index: Index,
+    *,
+    batch: int,
+    memory: int,
+    shuffle: bool,
+    asked: tuple[int | None, int | None, int | None],
+) -> dict[str, int]:
+    """Return a stream's lanes, bands and window: as asked, or what pays and fits in memory."""
+    lanes, bands, window = asked
+    in_memory = max(1, memory // max(index.group_bytes, 1))
     # more lanes than row groups, or lanes of a few rows, shuffle no better and read groups twice
     worthwhile = max(1, min(len(index.rows), index.total // _ROWS_PER_LANE, in_memory))
     if bands is None:
-        most = min(global_batch, _MAX_BANDS)
+        most = min(batch, _MAX_BANDS)
         bands = most if worthwhile >= most else _power_of_two_below(worthwhile)
         bands = min(bands, lanes or bands)
     if lanes is None:
-        lanes = min(global_batch, _MAX_LANES, worthwhile) if shuffle else bands
+        lanes = min(batch, _MAX_LANES, worthwhile) if shuffle else bands
         lanes = max(lanes // bands, 1) * bands
     if window is None:
         window = max(1, min(math.ceil(_RESIDENT_GROUPS / lanes), in_memory // lanes))
         window = window if shuffle else 1
-    return Plan(
-        Stream(
-            index,
-            batch=global_batch,
-            seed=seed,
-            shuffle=shuffle,
-            cover=cover,
-            lanes=lanes,
-            bands=bands,
-            window=window,
-        )
-    )
+    return {"lanes": lanes, "bands": bands, "window": window}
 
 
 def _power_of_two_below(count: int) -> int:
     return 1 << (count.bit_length() - 1)
+
+
+def _rounded_up(number: Fraction) -> str:
+    """Return a number above 0 with three digits, not less than it is."""
+    digits = 2 - math.floor(math.log10(number))
+    scale = Fraction(10) ** digits
+    return f"{float(math.ceil(number * scale) / scale):g}"
+
+
+def _facts(stream: Stream) -> dict[str, object]:
+    shape = {name: getattr(stream, name) for name in _FACTS if name != "fingerprint"}
+    return {"fingerprint": stream.index.fingerprint} | shape
+
+
+def _pop_streams(state: dict[str, object]) -> list[dict[str, object]]:
+    """Take each stream's facts out of a plan's state."""
+    streams = state.pop("streams", None)
+    if isinstance(streams, list):
+        return [dict(facts) for facts in streams]
+    return [{name: state.pop(name) for name in _FACTS if name in state}]
+
+
+def _check_same_streams(now: list[dict[str, object]], was: list[dict[str, object]]) -> None:
+    """Refuse streams that were added, left out or moved; changed ones are compared by field."""
+    gone, added = list(was), []
+    for stream in now:
+        same = [s for s in gone if s.get("fingerprint") == stream["fingerprint"]]
+        if same:
+            gone.remove(same[0])
+        else:
+            added.append(stream)
+    moved = [s.get("fingerprint") for s in now] != [s.get("fingerprint") for s in was]
+    found = [
+        f"{what} {', '.join(_name(s) for s in streams)}"
+        for what, streams in (("without", added), ("with", gone))
+        if streams and len(now) != len(was)
+    ]
+    if not added and not gone and moved:
+        found = [f"with the data sets in the order {', '.join(map(_name, was))}"]
+    if found:
+        raise DataError(
+            f"the checkpoint was made {' and '.join(found)}; data.train is now "
+            f"{', '.join(map(_name, now))}. Put it back to resume this run, or start a new one."
+        )
+
+
+def _name(facts: Mapping[str, object]) -> str:
+    return str(facts.get("root", f"the data set of fingerprint {facts.get('fingerprint')}"))
+
+
+def _compare(now: Mapping[str, object], was: Mapping[str, object], whose: str = "") -> None:
+    for name in [*now, *sorted(was.keys() - now.keys())]:
+        if now.get(name) != was.get(name):
+            raise DataError(
+                f"the checkpoint was made under another order of samples: {name}{whose} was "
+                f"{was.get(name)!r} and is now {now.get(name)!r}. Put it back to resume this run, "
+                f"or start a new one."
+            )
