@@ -6,28 +6,36 @@ the run folder and compared at a resume.
 """
 
 import base64
-import difflib
 import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from rayway.data.files import filesystem_for, read_footer
+from rayway.data.files import Place, StoredFile, find_files, list_files
+from rayway.data.footers import (
+    Footer,
+    FooterReader,
+    changed_files,
+    common_schema,
+    known_columns,
+    read_footers,
+)
 from rayway.data.keys import Int64s
-from rayway.errors import DataError
+from rayway.errors import DataError, StorageError
+from rayway.storage.objects import Objects
 
-_SCHEMA_VERSION = 1
 _VERSION = b"2"
-_FOOTER_THREADS = 16
+INDEX_KEY = "_rayway/index.parquet"
+"""Where an index lies below the folder that it tells of."""
+_OURS = "_rayway"
+_IGNORED = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +71,8 @@ class Index:
     """What the store says of each shard's version: its etag, or when it was written in ns."""
     nulls: Mapping[str, Int64s] = field(default_factory=dict)
     """Columns known to hold nulls -> how many in each shard, shape (shards,)."""
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Column -> bytes in memory of its part of the largest row group; estimated."""
 
     @cached_property
     def first(self) -> Int64s:
@@ -117,76 +127,69 @@ class Index:
             raise DataError(f"the data index is damaged or something else: {error!r}") from error
         return index
 
-    def to_json(self) -> str:
-        """Return the index as JSON text."""
-        record = {
-            "schema_version": _SCHEMA_VERSION,
-            "fingerprint": self.fingerprint,
-            "root": self.root,
-            "paths": self.paths,
-            "sizes": self.sizes,
-            "digests": self.digests,
-            "rows": self.rows.tolist(),
-            "shard": self.shard.tolist(),
-            "ordinal": self.ordinal.tolist(),
-            "group_bytes": self.group_bytes,
-            "schema": base64.b64encode(self.schema.serialize()).decode(),
-            "ignored": self.ignored,
-        }
-        return json.dumps(record)
+    @property
+    def place(self) -> Place:
+        """Where the data lies."""
+        return Place(self.root, self.pattern)
 
-    @staticmethod
-    def from_json(text: str) -> "Index":
-        """Return the index that :meth:`to_json` wrote.
+    def check_unchanged(self) -> tuple[str, ...]:
+        """Compare the shards with what they were when indexed.
 
-        Raises:
-            DataError: The text is no index of this version, or does not match its fingerprint.
-        """
-        try:
-            record = json.loads(text)
-            if record["schema_version"] != _SCHEMA_VERSION:
-                raise DataError(
-                    f"this data index has schema_version={record['schema_version']}; this rayway "
-                    f"reads {_SCHEMA_VERSION}. Use the rayway that wrote it, or start a new run."
-                )
-            index = Index(
-                root=record["root"],
-                paths=tuple(record["paths"]),
-                sizes=tuple(record["sizes"]),
-                digests=tuple(record["digests"]),
-                rows=np.array(record["rows"], dtype=np.int64),
-                shard=np.array(record["shard"], dtype=np.int64),
-                ordinal=np.array(record["ordinal"], dtype=np.int64),
-                group_bytes=record["group_bytes"],
-                schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(record["schema"]))),
-                ignored=tuple(record["ignored"]),
-            )
-            if index.fingerprint != record["fingerprint"]:
-                raise DataError("the data index is damaged: its fingerprint does not match.")
-        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            raise DataError(f"the data index cannot be read: {error!r}") from error
-        return index
+        One listing tells: a shard of the same size and stamp is not touched. Where only the stamp
+        differs the footer is read. If it is the same the shard counts as unchanged: it was copied,
+        touched or uploaded again, which must not end a run. Only an edit that keeps every size and
+        every column's smallest and largest value, or a file without statistics, would get through.
 
-    def check_unchanged(self) -> None:
-        """Compare the shards' sizes and footers with what they were when indexed.
+        Returns:
+            The paths of shards with another stamp and the same footer.
 
         Raises:
             DataError: A shard changed, is missing or was added; each kind is named by example.
         """
-        now = build_index(self.root, columns=self.schema.names)
-        before = dict(zip(self.paths, zip(self.sizes, self.digests, strict=True), strict=True))
-        after = dict(zip(now.paths, zip(now.sizes, now.digests, strict=True), strict=True))
+        now = {file.path: file for file in list_files(self.place) if is_shard(file.path)}
+        before = dict(zip(self.paths, zip(self.sizes, self._stamps, strict=True), strict=True))
+        resized = [path for path in before if path in now and before[path][0] != now[path].size]
+        doubtful = [
+            file
+            for path, file in now.items()
+            if path in before and path not in resized and before[path][1] != file.stamp
+        ]
+        digests = dict(zip(self.paths, self.digests, strict=True))
         kinds = {
-            "missing": sorted(before.keys() - after.keys()),
-            "added": sorted(after.keys() - before.keys()),
-            "changed": sorted(p for p in before.keys() & after if before[p] != after[p]),
+            "missing": sorted(before.keys() - now.keys()),
+            "added": sorted(now.keys() - before.keys()),
+            "changed": sorted([*resized, *changed_files(self.root, doubtful, digests)]),
         }
-        found = [f"{kind}: {_some(paths)}" for kind, paths in kinds.items() if paths]
-        if found:
+        named = [f"{kind}: {_some(paths)}" for kind, paths in kinds.items() if paths]
+        if named:
             raise DataError(
-                f"{self.root} is not what it was when this run began ({'; '.join(found)}). Put "
-                f"the data back to continue with the same order, or start a new run."
+                f"{self.place.url} is not what it was when this run began ({'; '.join(named)}). "
+                f"Put the data back to continue with the same order, or start a new run."
             )
+        return tuple(file.path for file in doubtful)
+
+    def select(self, columns: Sequence[str] | None) -> "Index":
+        """Return the index of the same rows with some of their columns; ``None``: with all.
+
+        Raises:
+            DataError: There is no such column, or none is chosen.
+        """
+        if columns is None:
+            return self
+        schema = pa.schema(
+            [self.schema.field(n) for n in known_columns(columns, self.schema, self.root)]
+        )
+        return replace(
+            self,
+            schema=schema,
+            nulls={name: counts for name, counts in self.nulls.items() if name in schema.names},
+            column_bytes={name: self.column_bytes[name] for name in schema.names},
+            group_bytes=sum(self.column_bytes[name] for name in schema.names),
+        )
+
+    @property
+    def _stamps(self) -> tuple[str, ...]:
+        return self.stamps or ("",) * len(self.paths)
 
 
 def _to_table(index: Index) -> pa.Table:
@@ -246,6 +249,7 @@ def _about(index: Index) -> dict[str, Any]:
         "root": index.root,
         "pattern": index.pattern,
         "group_bytes": index.group_bytes,
+        "column_bytes": index.column_bytes,
         "ignored": index.ignored,
         "ignored_count": index.ignored_count,
         "fingerprint": index.fingerprint,
@@ -268,152 +272,144 @@ def _checksum(index: Index) -> str:
     return hashed.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """What the footer of one Parquet file says."""
+def build_index(
+    root: str,
+    *,
+    columns: Sequence[str] | None = None,
+    read: FooterReader = read_footers,
+    stored: bool = True,
+) -> Index:
+    """Return the index of the Parquet files that ``root`` means.
 
-    path: str
-    size: int
-    digest: str
-    rows: list[int]
-    group_bytes: list[int]
-    schema: pa.Schema
-
-
-def build_index(root: str, *, columns: Sequence[str] | None = None) -> Index:
-    """Read the footers of all Parquet files below ``root``.
+    An index stored beside the data is used if no shard's size or stamp has changed since; else
+    all footers are read.
 
     Args:
-        root: A folder: a local path or a URL.
+        root: A folder, a glob (``data/*/part-*.parquet``) or one .parquet file; path or URL.
         columns: The columns to train on. ``None``: all of them.
+        read: What reads footers.
+        stored: Whether a stored index may be used, and must be there for prepared data.
 
     Raises:
-        DataError: No such folder, no Parquet file in it, a file that is empty, cut off or has
-            other columns than the first, an unknown column, or no row at all.
+        DataError: No such place, no Parquet file in it, a file that is empty, cut off or has
+            other columns than the first, an unknown column, no row at all, or data that
+            ``rayway data prepare`` has not finished.
     """
-    filesystem, folder = filesystem_for(root)
-    files, ignored = _list(filesystem, folder, root)
-    if not files:
-        seen = f"It holds {_some(ignored)}." if ignored else "It is empty."
-        raise DataError(f"{root} holds no .parquet file. {seen}")
+    place, files = find_files(root)
+    if stored:
+        _refuse_unfinished(place, files)
+    shards = [file for file in files if is_shard(file.path)]
+    foreign = [f.path for f in files if not is_shard(f.path) and not _is_ours(f.path)]
+    if not shards:
+        seen = f"It holds {_some(foreign)}." if foreign else "It is empty."
+        raise DataError(f"{place.url} holds no .parquet file. {seen}")
+    index = _stored_index(place, files, shards) if stored else None
+    if index is None:
+        index = _of_footers(place, shards, list(read(place.folder, shards)), columns)
+    return replace(
+        index.select(columns),
+        root=place.folder,
+        pattern=place.pattern,
+        ignored=tuple(foreign[:_IGNORED]),
+        ignored_count=len(foreign),
+    )
 
-    def read(item: tuple[str, pafs.FileInfo]) -> _Shard:
-        return _read_shard(filesystem, item[1], item[0])
 
-    with ThreadPoolExecutor(_FOOTER_THREADS, "rayway-footers") as pool:
-        shards = list(pool.map(read, files))
-    schema = _common_schema(shards, columns, root)
+def write_index(index: Index) -> str:
+    """Store an index of a whole folder beside its data, where :func:`build_index` finds it.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        DataError: The index is of a part of the folder.
+        StorageError: It cannot be written.
+    """
+    if index.pattern:
+        raise DataError(
+            f"{index.place.url} is a part of a folder, and an index beside the data is of all of "
+            f"it. Store it elsewhere with --out FILE, or index {index.root}."
+        )
+    Objects(index.root).put(INDEX_KEY, index.to_bytes())
+    return f"{index.root}/{INDEX_KEY}"
+
+
+def is_shard(path: str) -> bool:
+    """Tell whether a file is data: a .parquet file, not hidden by a dot or an underscore."""
+    hidden = any(part.startswith((".", "_")) for part in path.split("/"))
+    return path.endswith(".parquet") and not hidden
+
+
+def _is_ours(path: str) -> bool:
+    return _OURS in path.split("/")
+
+
+def _refuse_unfinished(place: Place, files: Sequence[StoredFile]) -> None:
+    paths = {file.path for file in files}
+    for path in paths:
+        begun, _, name = path.rpartition("/")
+        ours = name == "prepare.json" and begun.split("/")[-1] == _OURS
+        if ours and f"{begun}/index.parquet" not in paths:
+            folder = f"{place.folder}/{begun.removesuffix(_OURS)}".rstrip("/")
+            raise DataError(
+                f"{folder} is not finished: rayway data prepare was stopped. Start the same "
+                f"command again, it goes on where it was; or delete the folder."
+            )
+
+
+def _stored_index(
+    place: Place, files: Sequence[StoredFile], shards: Sequence[StoredFile]
+) -> Index | None:
+    """Return the index beside the data, if there is one and it tells of just these shards."""
+    if place.pattern or not any(file.path == INDEX_KEY for file in files):
+        return None
+    try:
+        index = Index.from_bytes(Objects(place.folder).get(INDEX_KEY))
+    except (DataError, StorageError):  # of another version or damaged: as if it was not there
+        return None
+    stored = zip(index.paths, index.sizes, index._stamps, strict=True)
+    return index if list(stored) == [(f.path, f.size, f.stamp) for f in shards] else None
+
+
+def _of_footers(
+    place: Place,
+    files: Sequence[StoredFile],
+    footers: Sequence[Footer],
+    columns: Sequence[str] | None,
+) -> Index:
+    """Return the index of some files, of those columns that must be alike in all of them."""
+    root = place.folder
+    schema = common_schema(files, footers, columns, root)
     groups = [
         (count, number, ordinal)
-        for number, shard in enumerate(shards)
-        for ordinal, count in enumerate(shard.rows)
+        for number, footer in enumerate(footers)
+        for ordinal, count in enumerate(footer.rows)
         if count > 0
     ]
     if not groups:
-        raise DataError(f"{root} has 0 rows in {len(shards)} Parquet file(s). Write some data.")
+        raise DataError(f"{place.url} has 0 rows in {len(files)} Parquet file(s). Write some data.")
     rows, shard_of, ordinals = np.array(groups, dtype=np.int64).T
-    encoded = max(size for shard in shards for size in shard.group_bytes)
+    column_bytes = {n: max(f.column_bytes.get(n, 0) for f in footers) for n in schema.names}
+    with_nulls = {name for footer in footers for name in footer.nulls}
     return Index(
-        root=root.rstrip("/"),
-        paths=tuple(shard.path for shard in shards),
-        sizes=tuple(shard.size for shard in shards),
-        digests=tuple(shard.digest for shard in shards),
+        root=root,
+        pattern=place.pattern,
+        paths=tuple(file.path for file in files),
+        sizes=tuple(file.size for file in files),
+        stamps=tuple(file.stamp for file in files),
+        digests=tuple(footer.digest for footer in footers),
         rows=np.ascontiguousarray(rows),
         shard=np.ascontiguousarray(shard_of),
         ordinal=np.ascontiguousarray(ordinals),
-        group_bytes=max(encoded, int(rows.max()) * sum(_row_bytes(t) for t in schema.types)),
+        group_bytes=sum(column_bytes.values()),
+        column_bytes=column_bytes,
+        nulls={
+            name: np.array([footer.nulls.get(name, 0) for footer in footers], dtype=np.int64)
+            for name in schema.names
+            if name in with_nulls
+        },
         schema=schema,
-        ignored=tuple(ignored),
     )
-
-
-def _list(
-    filesystem: pafs.FileSystem, folder: str, root: str
-) -> tuple[list[tuple[str, pafs.FileInfo]], list[str]]:
-    """Return (relative path, file) of each shard in order, and the names that are no shards."""
-    try:
-        if filesystem.get_file_info(folder).type == pafs.FileType.File:
-            raise DataError(f"{root} is a file. Name the folder that holds the Parquet files.")
-        infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
-    except FileNotFoundError as error:
-        raise DataError(f"{root} does not exist. Make the data first, or set data.prepare.") from (
-            error
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{root} cannot be listed: {error}") from error
-    files, ignored = [], []
-    for info in infos:
-        if not info.is_file:
-            continue
-        path = info.path[len(folder) :].strip("/")
-        hidden = any(part.startswith((".", "_")) for part in path.split("/"))
-        if path.endswith(".parquet") and not hidden:
-            files.append((path, info))
-        else:
-            ignored.append(path)
-    return sorted(files, key=lambda item: item[0].encode()), sorted(ignored)
-
-
-def _read_shard(filesystem: pafs.FileSystem, info: pafs.FileInfo, path: str) -> _Shard:
-    footer = read_footer(filesystem, info.path, info.size)
-    try:
-        metadata = pq.read_metadata(pa.BufferReader(footer))
-        schema = metadata.schema.to_arrow_schema()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{info.path} has a damaged footer: {error}. Write it again.") from error
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    return _Shard(
-        path=path,
-        size=info.size,
-        digest=_digest(footer),
-        rows=[group.num_rows for group in groups],
-        group_bytes=[group.total_byte_size for group in groups] or [0],
-        schema=schema.remove_metadata(),
-    )
-
-
-def _common_schema(shards: list[_Shard], columns: Sequence[str] | None, root: str) -> pa.Schema:
-    """Return the chosen columns of the first shard, once all shards have them alike."""
-    first = shards[0]
-    for shard in shards:
-        twice = sorted({name for name in shard.schema.names if shard.schema.names.count(name) > 1})
-        if twice:
-            raise DataError(
-                f"{root}/{shard.path} has more than one column {twice[0]!r}, and which one is "
-                f"meant cannot be told. Write it with each name once."
-            )
-    names = list(first.schema.names if columns is None else columns)
-    for name in names:
-        if name not in first.schema.names:
-            near = difflib.get_close_matches(name, first.schema.names, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            raise DataError(
-                f"{root} has no column {name!r}. {hint}It has: {', '.join(first.schema.names)}."
-            )
-    if not names:
-        raise DataError(f"no column of {root} is chosen. It has: {', '.join(first.schema.names)}.")
-    wanted = {name: first.schema.field(name).type for name in names}
-    for shard in shards[1:]:
-        found = dict(zip(shard.schema.names, shard.schema.types, strict=True))
-        extra = [name for name in found if name not in wanted] if columns is None else []
-        for name in [*names, *extra]:
-            if found.get(name) != wanted.get(name):
-                raise DataError(
-                    f"column {name!r} is {found.get(name, 'missing')} in {root}/{shard.path} but "
-                    f"{wanted.get(name, 'missing')} in {root}/{first.path}. Write them alike, or "
-                    f"choose columns that agree with data.columns."
-                )
-    return pa.schema(list(wanted.items()))
-
-
-def _row_bytes(kind: pa.DataType) -> int:
-    """Return the bytes of one value; 0 where the type does not tell."""
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _row_bytes(kind.value_type)
-    try:
-        return max(int(kind.bit_width) // 8, 1)
-    except ValueError:
-        return 0
 
 
 def _digest(content: bytes) -> str:
