@@ -37,6 +37,12 @@ class TrainingError(RaywayError):
     exit_code: ClassVar[int] = 4
 
 
+class LostError(RaywayError):
+    """A process or node that the run needs went away; another attempt may do better."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class StorageError(RaywayError):
     """The run folder cannot be written or read."""
 

@@ -5,7 +5,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rayway.errors import RaywayError, TrainingError
+from rayway.errors import LostError, RaywayError, TrainingError
 from rayway.spec.code import user_traceback
 
 Kind = Literal["refused", "user", "peer"]
@@ -48,7 +48,9 @@ class RankError:
 def describe_failure(error: BaseException, *, rank: int, step: int) -> RankError:
     """Return what is to be kept about an exception that ended a rank."""
     kind: Kind
-    if isinstance(error, RaywayError):
+    if isinstance(error, LostError):
+        kind, message = "peer", str(error)
+    elif isinstance(error, RaywayError):
         kind, message = "refused", str(error)
     elif _is_lost_peer(error):
         kind, message = "peer", f"another rank went away: {error}"
