@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from rayway.data.columns import Rows
-from rayway.data.plan import Unit
+from rayway.data.stream import Unit
 
 Engine = Callable[[Iterator[Unit]], Generator[Rows, None, None]]
 """Takes units lazily; may take some ahead of what it gave. Closing what it returned ends its reads.

@@ -1,56 +1,27 @@
-"""Reads units: row groups as columns, run through the user's transform.
+"""Reads units: row groups as columns, run through the user's transform, checked and padded.
 
-A row group is one ranged read; its shard's footer is read once. Rows come in stored order, the
-unit's own order is applied where batches are gathered.
+Rows come in stored order, the unit's own order is applied where batches are gathered.
 """
 
-import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Literal
+from functools import partial
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.dataset as pads
 
-from rayway.data.columns import Array, Columns, Rows, to_numpy
-from rayway.data.files import filesystem_for
+from rayway.data.cache import Cache
+from rayway.data.checked import Checked, ColumnError, Invalid, LongRowError, check, join, settle
+from rayway.data.columns import Rows, is_list
+from rayway.data.groups import Groups
 from rayway.data.index import Index
-from rayway.data.keys import Int64s, sample_keys, uniforms
-from rayway.data.plan import Unit
+from rayway.data.padding import mask_name
 from rayway.data.stages import Stages
+from rayway.data.stream import Unit
+from rayway.data.transforms import FailedError, SampleRng, Transform, run, user_frames, wants_table
 from rayway.errors import DataError, TrainingError
 
-_CACHE_BYTES = 64 << 20
-_FOOTERS = 256
-_REPAIR = "Leave it out with data.columns, or make its rows alike in data.prepare."
-
-
-class SampleRng:
-    """Random draws for the rows of one unit, keyed by (seed, epoch, sample id).
-
-    A sample gets the same draws in an epoch wherever and whenever it is read.
-    """
-
-    def __init__(self, ids: Int64s, *, seed: int, epoch: int, training: bool = True) -> None:
-        self.ids = ids
-        """The sample ids, shape (rows,)."""
-        self.training = training
-        """False while evaluating: decode the rows, but leave them as they are."""
-        self._keys = sample_keys(ids, seed=seed, epoch=epoch)
-
-    def uniform(self, draw: int) -> npt.NDArray[np.float64]:
-        """Return draw number ``draw`` of each row, uniform in [0, 1), shape (rows,)."""
-        return uniforms(self._keys, draw)
-
-
-Transform = Callable[[dict[str, "Array | pa.Array"], SampleRng], Mapping[str, "Array | pa.Array"]]
-"""Columns of some rows -> columns of the same rows, in the same order.
-
-A column is an array of shape (rows, ...) where all rows have one size, an Arrow array elsewhere.
-"""
+CACHE_BYTES = 64 << 20
+"""What a reader keeps in memory of the row groups that it read, if nothing else is said."""
 
 
 class Reader:
@@ -58,18 +29,24 @@ class Reader:
 
     Args:
         indexes: The data sets; ``unit.stream`` is the place of a unit's.
-        columns: What to read. ``None``: the index's columns.
-        transform: The user's; see :data:`Transform`.
+        columns: What to read. ``None``: the indexes' columns.
+        transform: The user's; see :data:`rayway.data.transforms.Transform`.
         seed: Of the transform's draws.
         training: Whether the rows are for training, which the transform is told.
-        invalid: What becomes of a row with a null, NaN or infinite value.
-        pad: List column -> values a row; see ``data.pad``.
+        invalid: What becomes of a row with a null, NaN or infinite value, as stored or, if there
+            is a transform, as that returns it: an error; not counted, see :class:`Rows`; 0 there.
+        pad: List column -> values a row. Shorter rows get zeros, and a column ``COLUMN_mask`` says
+            what is real. It is what the transform returns that is padded, if there is one.
         on_read: Told stream and row group of each read from storage; for tests and records.
         stages: Told how long reading, decoding and the transform take.
-        cache_bytes: What row groups may hold in memory after they were used.
+        cache_bytes: What the row groups used last may hold in memory. It saves the reads of later
+            epochs only where all that this process reads fits.
+
+    Raises:
+        DataError: A column that is to be padded is not there or holds no lists.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what reading is made of, each a fact of its own
         self,
         indexes: Sequence[Index],
         *,
@@ -77,159 +54,195 @@ class Reader:
         transform: Transform | None = None,
         seed: int = 0,
         training: bool = True,
-        invalid: Literal["error", "skip", "fill"] = "error",
+        invalid: Invalid = "error",
         pad: Mapping[str, int] | None = None,
         on_read: Callable[[int, int], None] | None = None,
         stages: Stages | None = None,
-        cache_bytes: int = _CACHE_BYTES,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        (index,) = indexes  # several, invalid and pad follow
-        self._index, self._transform, self._seed, self._on_read = index, transform, seed, on_read
-        self._training = training
-        self._columns = list(index.schema.names if columns is None else columns)
-        self._filesystem, self._folder = filesystem_for(index.root)
-        self._format = pads.ParquetFileFormat(
-            default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=True)
-        )
-        self._shard = lru_cache(_FOOTERS)(self._open_shard)
-        self._group = lru_cache(_CACHE_BYTES // max(index.group_bytes, 1))(self._read_group)
+        self._indexes, self._transform, self._on_read = list(indexes), transform, on_read
+        self._seed, self._training = seed, training
+        self._invalid, self._pad = invalid, dict(pad or {})
+        self._stages = stages or Stages()
+        self._as_table = transform is not None and wants_table(transform)
+        names = [list(index.schema.names if columns is None else columns) for index in indexes]
+        self._groups = [Groups(i, n) for i, n in zip(self._indexes, names, strict=True)]
+        if transform is None:
+            for index, chosen in zip(self._indexes, names, strict=True):
+                _check_pad(self._pad, {n: index.schema.field(n).type for n in chosen}, index.root)
+        self._tables = Cache[tuple[int, int], pa.Table](cache_bytes, _buffer_bytes)
+        self._ready = Cache[tuple[int, int], Checked](cache_bytes, lambda checked: checked.bytes)
 
     def __call__(self, unit: Unit) -> Rows:
-        return Rows(self._columns_of(unit))
-
-    def _columns_of(self, unit: Unit) -> Columns:
-        """Return the unit's rows in stored order, each column of shape (unit.rows, ...).
+        """Return the unit's rows in stored order.
 
         Raises:
-            DataError: A shard cannot be read, changed, or has a column that is no tensor.
-            TrainingError: The transform failed; the text ends with its own frames.
+            DataError: A shard cannot be read or changed; a column is no tensor, or a list of it
+                too long; a row is invalid, and that is to be an error.
+            TrainingError: The transform failed; the text names the row and ends with its frames.
         """
-        groups = [(self._group(group), low, high) for group, low, high in unit.spans]
-        pieces = {
-            name: [columns[name][low:high] for columns, low, high in groups]
-            for name in self._columns
-        }
         if self._transform is None:
-            return {
-                name: self._joined(name, [self._tensor(name, piece, unit) for piece in parts], unit)
-                for name, parts in pieces.items()
-            }
-        columns = {
-            name: _joined_for_transform(parts, self._index.schema.field(name).type)
-            for name, parts in pieces.items()
-        }
-        return self._transformed(columns, unit)
+            checked = self._raw(unit)
+        else:
+            checked = self._transformed(self._transform, unit)
+        if self._invalid == "error" and checked.faults:
+            raise self._invalid_row(checked, unit)
+        return settle(checked, skip=self._invalid == "skip")
 
-    def _open_shard(self, number: int) -> pads.ParquetFileFragment:
-        # the known size saves a request that opening by path alone would make
-        path = f"{self._folder}/{self._index.paths[number]}"
-        fragment = self._format.make_fragment(
-            path, self._filesystem, file_size=self._index.sizes[number]
-        )
-        fragment.ensure_complete_metadata()
-        return fragment
-
-    def _read_group(self, group: int) -> dict[str, "Array | pa.Array"]:
-        index = self._index
+    def _raw(self, unit: Unit) -> Checked:
+        """Return the unit's rows as they are stored."""
+        parts = []
+        for group, low, high in unit.spans:
+            read = partial(self._read_ready, unit.stream, group)
+            parts.append(self._ready.get((unit.stream, group), read)[low:high])
+        index = self._indexes[unit.stream]
         try:
-            shard = self._shard(int(index.shard[group]))
-            part = shard.subset(row_group_ids=[int(index.ordinal[group])])
-            table = part.to_table(columns=self._columns, use_threads=False)
-        except (OSError, IndexError, pa.ArrowException) as error:
-            raise DataError(
-                f"{index.where(group)} cannot be read: {error}. If the file was changed since "
-                f"this run began, put it back; else write it again."
-            ) from error
-        if table.num_rows != index.rows[group]:
-            raise DataError(
-                f"{index.where(group)} has {table.num_rows} rows and had {index.rows[group]} when "
-                f"this run began. Put the data back, or start a new run."
-            )
+            return join(parts, [index.where(group) for group, _, _ in unit.spans])
+        except ColumnError as error:
+            raise self._no_tensor(error, unit) from error
+
+    def _read_ready(self, stream: int, group: int) -> Checked:
+        table = self._read(stream, group)
+        whole_group = Unit(stream, 0, 0, 0, table.num_rows, ((group, 0, table.num_rows),), None)
+        with self._stages.reading():
+            return self._check(_columns(table), whole_group)
+
+    def _read(self, stream: int, group: int) -> pa.Table:
+        with self._stages.reading():
+            table = self._groups[stream](group)
         if self._on_read is not None:
-            self._on_read(0, group)
-        return {
-            name: _array_or_arrow(column.combine_chunks())
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
+            self._on_read(stream, group)
+        return table
 
-    def _tensor(self, name: str, column: "Array | pa.Array", unit: Unit) -> Array:
-        """Return a column as an array that a tensor can be made of."""
+    def _transformed(self, transform: Transform, unit: Unit) -> Checked:
+        """Return what the transform makes of the unit's rows."""
+        parts = []
+        for group, low, high in unit.spans:
+            read = partial(self._read, unit.stream, group)
+            table = self._tables.get((unit.stream, group), read)
+            parts.append(table.slice(low, high - low))
+        ids = unit.stored_ids(self._indexes[unit.stream])
+
+        def rng_of(low: int, high: int) -> SampleRng:
+            return SampleRng(
+                ids[low:high], seed=self._seed, epoch=unit.epoch, training=self._training
+            )
+
+        table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
         try:
-            array = to_numpy(column) if isinstance(column, pa.Array) else np.asarray(column)
-            if array.dtype.kind not in "biuf":
-                raise ValueError(f"is of type {array.dtype}")
-        except ValueError as error:
-            where = self._index.where(unit.spans[0][0])
-            raise DataError(
-                f"column {name!r} {error} in {where}: no tensor can be made of it. {_REPAIR}"
-            ) from error
-        return array
+            result = run(transform, table, rng_of, as_table=self._as_table, stages=self._stages)
+        except FailedError as error:
+            raise self._failed(error, unit) from error.__cause__
+        columns = self._result(result, unit)
+        with self._stages.reading():
+            return self._check(columns, unit)
 
-    def _joined(self, name: str, parts: list[Array], unit: Unit) -> Array:
-        """Return the pieces of the unit's spans as one column."""
-        for part, (group, _, _) in zip(parts, unit.spans, strict=True):
-            if part.shape[1:] != parts[0].shape[1:]:
-                raise DataError(
-                    f"column {name!r} has rows of shape {part.shape[1:]} in "
-                    f"{self._index.where(group)} but {parts[0].shape[1:]} in "
-                    f"{self._index.where(unit.spans[0][0])}. {_REPAIR}"
-                )
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _transformed(self, columns: dict[str, "Array | pa.Array"], unit: Unit) -> Columns:
-        assert self._transform is not None
-        where = self._index.where(unit.spans[0][0])
-        rng = SampleRng(
-            unit.stored_ids(self._index),
-            seed=self._seed,
-            epoch=unit.epoch,
-            training=self._training,
-        )
-        try:
-            result = self._transform(columns, rng)
-        except Exception as error:
-            raise TrainingError(
-                f"data.transform failed on {unit.rows} rows of {where}:\n{_user_frames(error)}"
-            ) from error
+    def _result(self, result: Any, unit: Unit) -> Mapping[str, Any]:
+        """Return the columns of what the transform returned, once they fit the unit."""
+        where = self._where(unit)
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            if len(set(result.schema.names)) < len(result.schema.names):
+                raise DataError(f"data.transform gave two columns of one name for {where}.")
+            result = _columns(result)
         if not isinstance(result, Mapping) or not result:
             raise DataError(
                 f"data.transform gave {type(result).__name__} {result!r:.60} for {where}. Return "
-                f"a dict of column name -> array with one entry per row."
+                f"a dict of column name -> array with one entry per row, or a pyarrow.Table."
             )
-        made = {name: self._tensor(name, column, unit) for name, column in result.items()}
-        for name, column in made.items():
-            rows = len(column) if column.ndim else 0
+        for name, column in result.items():
+            try:
+                rows = len(column)
+            except TypeError:  # a single value has none
+                rows = 0
             if rows != unit.rows:
                 raise DataError(
                     f"data.transform gave {rows} rows of column {name!r} for {unit.rows} rows of "
                     f"{where}. It may not add or drop rows; do that in data.prepare."
                 )
-        return made
+        _check_pad(self._pad, dict.fromkeys(result), "what data.transform returns")
+        return result
+
+    def _check(self, columns: Mapping[str, Any], unit: Unit) -> Checked:
+        try:
+            return check(columns, self._pad)
+        except ColumnError as error:
+            raise self._no_tensor(error, unit) from error
+        except LongRowError as error:
+            found = error.found
+            raise DataError(
+                f"column {error.column!r} has a list of {found.length} values in "
+                f"{self._where(unit, found.row)}; data.pad allows {error.pad}. Set data.pad to "
+                f"{found.longest} or more, or cut the lists in data.prepare or data.transform."
+            ) from error
+
+    def _no_tensor(self, error: ColumnError, unit: Unit) -> DataError:
+        given = "" if self._transform is None else ", as data.transform gave it"
+        return DataError(
+            f"column {error.column!r} {error} in {self._where(unit)}{given}: no tensor can be "
+            f"made of it. {error.advice}"
+        )
+
+    def _failed(self, error: FailedError, unit: Unit) -> TrainingError:
+        assert error.__cause__ is not None
+        rows = (
+            f"{error.high - error.low} rows together, from " if error.high - error.low > 1 else ""
+        )
+        where = self._where(unit, error.low)
+        return TrainingError(
+            f"data.transform failed on {rows}{where}:\n{user_frames(error.__cause__)}"
+        )
+
+    def _invalid_row(self, checked: Checked, unit: Unit) -> DataError:
+        row, column, fault = checked.first_fault()
+        where, words = self._where(unit, row), fault.words
+        given = "" if self._transform is None else " after data.transform"
+        return DataError(
+            f"column {column!r} has {words} in {where}{given}. Leave such rows out with "
+            f"data.invalid='skip', put 0 there with 'fill', or clean them in data.prepare; "
+            f"`rayway data check {self._indexes[unit.stream].root}` lists all."
+        )
+
+    def _where(self, unit: Unit, row: int | None = None) -> str:
+        """Return the words for the unit's row number ``row``, or for where the unit begins."""
+        index = self._indexes[unit.stream]
+        if row is None:
+            return index.where(unit.spans[0][0])
+        for group, low, high in unit.spans:
+            if row < high - low:
+                return f"row {low + row} of {index.where(group)}"
+            row -= high - low
+        raise AssertionError("a row of the unit is in one of its spans")
 
 
-def _array_or_arrow(column: pa.Array) -> "Array | pa.Array":
-    try:
-        return to_numpy(column)
-    except ValueError:
-        return column
+def _check_pad(pad: Mapping[str, int], columns: Mapping[str, pa.DataType | None], of: str) -> None:
+    """Refuse to pad what is not there or, where the type is known, holds no lists."""
+    for name in pad:
+        if name not in columns:
+            raise DataError(
+                f"data.pad names column {name!r}, and {of} has no such column. "
+                f"It has: {', '.join(columns)}."
+            )
+        if mask_name(name) in columns:
+            raise DataError(
+                f"data.pad of column {name!r} makes a column {mask_name(name)!r}, and {of} has "
+                f"one of that name. Leave it out with data.columns, or rename it."
+            )
+        kind = columns[name]
+        if kind is not None and not is_list(kind):
+            raise DataError(
+                f"data.pad names column {name!r}, which is {kind} in {of} and holds no lists. "
+                f"Leave it out of data.pad."
+            )
+        if kind is not None and is_list(kind.value_type):
+            raise DataError(
+                f"data.pad names column {name!r}, which is {kind} in {of}: lists of lists cannot "
+                f"be padded. Make one list of each row in data.prepare or data.transform."
+            )
 
 
-def _joined_for_transform(
-    parts: Sequence["Array | pa.Array"], kind: pa.DataType
-) -> "Array | pa.Array":
-    """Return a unit's pieces as one column that the user may write to."""
-    arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
-        return np.concatenate(arrays)
-    return pa.concat_arrays(
-        [pa.array(list(p), kind) if isinstance(p, np.ndarray) else p for p in parts]
-    )
+def _columns(table: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
+    return dict(zip(table.schema.names, table.columns, strict=True))
 
 
-def _user_frames(error: Exception) -> str:
-    """Return the traceback below our own call, as Python prints it."""
-    own = os.path.dirname(__file__)
-    frames = traceback.extract_tb(error.__traceback__)
-    user = [frame for frame in frames if os.path.dirname(frame.filename) != own] or frames[-1:]
-    lines = traceback.format_list(user) + traceback.format_exception_only(error)
-    return "".join(lines).rstrip()
+def _buffer_bytes(table: pa.Table) -> int:
+    return int(table.get_total_buffer_size())

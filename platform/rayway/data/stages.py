@@ -7,9 +7,9 @@ from time import perf_counter, thread_time
 from typing import Final
 
 READ: Final = "read"
-"""Waiting for storage: the time of a read less the CPU time of the thread that makes it."""
+"""Waiting for storage: the time of a read in which its thread neither computes nor wants to."""
 DECODE: Final = "decode"
-"""The CPU time of that thread: decompressing and decoding, checks included."""
+"""Decompressing, decoding and checking, waiting for a core included where Linux tells it."""
 TRANSFORM: Final = "transform"
 """The user's function, waiting for a core or for Python's lock included."""
 
@@ -33,12 +33,12 @@ class Stages:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Split the time of the body into ``read`` (waiting) and ``decode`` (CPU)."""
-        wall, cpu = perf_counter(), thread_time()
+        """Split the time of the body into ``read`` and ``decode``."""
+        wall, busy = perf_counter(), thread_time() + _queued_s()
         try:
             yield
         finally:
-            used = thread_time() - cpu
+            used = thread_time() + _queued_s() - busy
             self.add(READ, max(perf_counter() - wall - used, 0.0))
             self.add(DECODE, used)
 
@@ -50,3 +50,15 @@ class Stages:
             yield
         finally:
             self.add(TRANSFORM, perf_counter() - begin)
+
+
+def _queued_s() -> float:
+    """Return for how long this thread was ready to run and had no core; 0 if nobody says.
+
+    More threads decode at once than there are cores. Without this they seem to wait for storage.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

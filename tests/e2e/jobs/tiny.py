@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayway import BatchSpec, CheckpointSpec, DataSpec, Job, Loss, ModelSpec, OptimSpec, ScaleSpec
-from rayway.data.shards import SampleRng
+from rayway.data.transforms import SampleRng
 
 ROWS, SHARDS = 120, 5
 
