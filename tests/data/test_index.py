@@ -1,6 +1,8 @@
 import io
+import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayway.data.index import Index, build_index
+from rayway.data.files import filesystem_for
+from rayway.data.footers import Footer
+from rayway.data.index import Index, build_index, write_index
 from rayway.errors import DataError
 
 
@@ -86,6 +90,69 @@ def test_the_place_of_a_folder_is_no_part_of_its_fingerprint(folder: Path, bucke
         assert index.rows.tolist() == local.rows.tolist()
         assert index.fingerprint == local.fingerprint
         index.check_unchanged()
+
+
+def test_of_many_ignored_files_some_names_are_kept(folder: Path) -> None:
+    for number in range(30):
+        (folder / f"{number:02}.crc").touch()
+    index = build_index(str(folder))
+    assert (len(index.ignored), index.ignored_count) == (20, 30)
+    back = Index.from_bytes(index.to_bytes())
+    assert (back.ignored, back.ignored_count) == (index.ignored, 30)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "memory://", "s3://"])
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("*.parquet", ["a", "b"]),
+        ("[b-z]*", ["b", "sub/c"]),
+        ("s*/", ["sub/c"]),
+        ("**/*.parquet", ["a", "b", "sub/c"]),
+        ("*/c.parquet", ["sub/c"]),
+        ("b.parquet", ["b"]),
+        ("sub", ["c"]),
+    ],
+)
+def test_a_glob_a_file_and_a_folder_are_data(
+    folder: Path, bucket: Any, scheme: str, pattern: str, paths: list[str]
+) -> None:
+    memory = fsspec.filesystem("memory")
+    for file in folder.rglob("*.parquet"):
+        path = f"glob-test/{file.relative_to(folder)}"
+        memory.pipe(f"/{path}", file.read_bytes())
+        bucket.objects[path] = file.read_bytes()
+    root = {"": f"{folder}", "file://": f"file://{folder}", "s3://": "s3://bucket/glob-test"}
+    index = build_index(f"{root.get(scheme, 'memory://glob-test')}/{pattern}")
+    assert index.paths == tuple(f"{path}.parquet" for path in paths)
+    again = Index.from_bytes(index.to_bytes())
+    again.check_unchanged()
+    assert again.where(0).startswith(index.root)
+    filesystem, root_path = filesystem_for(index.root)
+    assert filesystem.get_file_info(f"{root_path}/{index.paths[0]}").size == index.sizes[0]
+
+
+def test_a_new_file_that_the_glob_means_is_found(folder: Path) -> None:
+    index = build_index(f"{folder}/*.parquet")
+    write(folder / "sub" / "d.parquet", 1)
+    index.check_unchanged()
+    write(folder / "d.parquet", 1)
+    with pytest.raises(DataError, match=r"set/\*\.parquet is not what .*\(added: d\.parquet\)"):
+        index.check_unchanged()
+
+
+def test_a_local_name_with_wildcards_in_it_is_meant_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "run[1]" / "a*.parquet", 2)
+    write(tmp_path / "run[1]" / "ab.parquet", 2)
+    assert build_index(str(tmp_path / "run[1]")).paths == ("a*.parquet", "ab.parquet")
+    index = build_index(str(tmp_path / "run[1]" / "a*.parquet"))
+    assert index.paths == ("a*.parquet",)
+    index.check_unchanged()
+
+
+def test_a_wildcard_in_the_buckets_name_is_refused() -> None:
+    with pytest.raises(DataError, match="Name the bucket in full"):
+        build_index("s3://buck*/set")
 
 
 def test_a_zero_byte_shard_is_an_error_that_names_it(folder: Path) -> None:
@@ -213,6 +280,107 @@ def test_a_changed_added_or_missing_shard_is_named(folder: Path) -> None:
     shutil.move(folder / "a.parquet", folder / "e.parquet")
     with pytest.raises(DataError, match=r"\(missing: a\.parquet; added: e\.parquet\)"):
         index.check_unchanged()
+
+
+def test_a_copied_or_touched_shard_is_no_change(folder: Path) -> None:
+    index = build_index(str(folder))
+    assert index.check_unchanged() == ()
+    os.utime(folder / "b.parquet")
+    assert index.check_unchanged() == ("b.parquet",)
+    os.utime(folder / "a.parquet")
+    (folder / "a.parquet").write_bytes(b"x" * (folder / "a.parquet").stat().st_size)
+    with pytest.raises(DataError, match=r"\(changed: a\.parquet\)"):
+        index.check_unchanged()
+
+
+def test_an_unchanged_bucket_is_found_so_by_one_listing(folder: Path, bucket: Any) -> None:
+    for file in folder.rglob("*.parquet"):
+        bucket.objects[f"set/{file.relative_to(folder)}"] = file.read_bytes()
+    index = build_index("s3://bucket/set")
+    bucket.requests.clear()
+    assert index.check_unchanged() == ()
+    assert bucket.requests == ["LIST"]
+    file = bucket.objects["set/b.parquet"]
+    bucket.objects["set/b.parquet"] = b"par1" + file[4:]
+    assert index.check_unchanged() == ("b.parquet",), "another etag, the same footer"
+    bucket.objects["set/b.parquet"] = file[:-100] + b"x" * 90 + file[-10:]
+    with pytest.raises(DataError, match=r"\(changed: b\.parquet\)"):
+        index.check_unchanged()
+    bucket.objects["set/b.parquet"] = file + b"x"
+    with pytest.raises(DataError, match=r"\(changed: b\.parquet\)"):
+        index.check_unchanged()
+    bucket.objects.clear()
+    with pytest.raises(DataError, match=r"missing: a\.parquet, b\.parquet, sub/c\.parquet"):
+        index.check_unchanged()
+
+
+def refuse_footers(*_: object) -> Iterator[Footer]:
+    raise AssertionError("no footer needs to be read")
+
+
+def test_an_index_beside_the_data_saves_the_footers(folder: Path) -> None:
+    index = build_index(str(folder))
+    assert write_index(index) == f"{folder}/_rayway/index.parquet"
+    stored = build_index(str(folder), read=refuse_footers)
+    assert stored.to_bytes() == index.to_bytes()
+    assert stored.ignored == ()
+    with pytest.raises(AssertionError):
+        build_index(str(folder), read=refuse_footers, stored=False)
+    with pytest.raises(DataError, match=r"a part of a folder.*--out FILE"):
+        write_index(build_index(str(folder / "a.parquet")))
+
+
+def test_an_index_beside_the_data_gives_some_of_its_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 4, x=pa.array([1.0, None, 2.0, 3.0]), s=pa.array(["a"] * 4))
+    fresh = build_index(str(tmp_path), columns=["x"])
+    write_index(build_index(str(tmp_path)))
+    index = build_index(str(tmp_path), columns=["x"], read=refuse_footers)
+    assert index.to_bytes() == fresh.to_bytes()
+    assert (index.group_bytes, index.nulls["x"].tolist()) == (4 * 8, [1])
+    assert not build_index(str(tmp_path), columns=["id"]).nulls
+    with pytest.raises(DataError, match="no column 'y'"):
+        build_index(str(tmp_path), columns=["y"])
+
+
+@pytest.mark.parametrize("change", ["touched", "added", "damaged", "moved"])
+def test_an_index_that_does_not_fit_is_as_if_it_was_not_there(folder: Path, change: str) -> None:
+    at = write_index(build_index(str(folder)))
+    if change == "touched":
+        os.utime(folder / "a.parquet")
+    elif change == "added":
+        write(folder / "d.parquet", 9)
+    elif change == "damaged":
+        Path(at).write_bytes(b"PAR1")
+    else:
+        (folder / "a.parquet").rename(folder / "x.parquet")
+    with pytest.raises(AssertionError):
+        build_index(str(folder), read=refuse_footers)
+    assert build_index(str(folder)).total == (21 if change == "added" else 12)
+
+
+def test_a_moved_data_set_keeps_its_index_and_knows_its_new_place(folder: Path) -> None:
+    index = build_index(str(folder))
+    write_index(index)
+    folder.rename(folder.parent / "new")
+    moved = build_index(str(folder.parent / "new"), read=refuse_footers)
+    assert moved.fingerprint == index.fingerprint
+    assert moved.root == str(folder.parent / "new")
+    moved.check_unchanged()
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_data_that_prepare_has_not_finished_is_refused(folder: Path, above: bool) -> None:
+    (folder / "_rayway").mkdir()
+    (folder / "_rayway" / "prepare.json").write_text("{}")
+    with pytest.raises(DataError, match=rf"{folder} is not finished.*Start the same command"):
+        build_index(str(folder.parent if above else folder))
+    index = build_index(str(folder), stored=False)
+    write_index(index)
+    assert build_index(str(folder), read=refuse_footers).fingerprint == index.fingerprint
+
+
+def test_nulls_are_counted_by_shard_and_column_where_the_footers_tell(whole: Index) -> None:
+    assert {name: counts.tolist() for name, counts in whole.nulls.items()} == {"x": [3, 0, 0]}
 
 
 def test_the_size_of_a_row_group_counts_decoded_values(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _FIXED = {"env", "shared-credentials-file", "config-file"}
 _ARROWS_OWN = {"iam-role", "container-role", "assume-role-with-web-identity", "custom-process"}
 """Credentials that Arrow finds and renews by itself."""
 _ARROW_ERROR = re.compile(
-    r"AWS Error (\w+) during (\w+) operation(?: \(HTTP status (\d+)\))?: (.*)"
+    r"AWS Error (\w+)(?: \(HTTP status (\d+)\))? during (\w+) operation: (.*)"
 )
 _REPAIRS = {
     "InvalidAccessKeyId": "The store does not know this access key: use another.",
@@ -41,8 +41,15 @@ _REPAIRS = {
     "NoSuchBucket": "Check the name of the bucket and the endpoint.",
     "NoSuchKey": "It is gone: put it back.",
     "SlowDown": "The store is overloaded: try again later.",
+    "ServiceUnavailable": "The store is overloaded or out of order: try again later.",
+    "InternalError": "The store is out of order: try again later.",
 }
-_SAME = {"NoSuchKey": {"404", "NotFound"}, "AccessDenied": {"403", "Forbidden"}}
+_SAME = {
+    "NoSuchKey": {"404", "NotFound", "ResourceNotFound"},
+    "AccessDenied": {"403", "Forbidden"},
+    "ServiceUnavailable": {"503"},
+    "InternalError": {"500", "InternalFailure"},
+}
 _REGION_CODES = {"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "MovedPermanently"}
 
 
@@ -145,12 +152,12 @@ def _told(error: Exception) -> tuple[str, str, str]:
     found = _ARROW_ERROR.search(str(error))
     if found is None:
         return "", str(error), ""
-    arrow, operation, status, words = found.groups()
+    arrow, status, operation, words = found.groups()
     code = _code("".join(word.title() for word in arrow.split("_")))
-    if code in ("NetworkConnection", "Unknown") and not status:
-        code = ""
-    words = words.split("; Details: ")[-1]
-    return code, f"{words.rstrip('.')} ({operation}{f', HTTP {status}' if status else ''})", ""
+    if code in ("NetworkConnection", "Unknown"):
+        code = _code(status or "")
+    words = words.split("; Details: ")[-1].strip().rstrip(".") or "no reason given"
+    return code, f"{words} ({operation}{f', HTTP {status}' if status else ''})", ""
 
 
 def _code(code: str) -> str:
