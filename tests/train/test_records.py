@@ -14,9 +14,14 @@ from rayway.train.step import StepReport
 
 
 def report_of(
-    step: int, loss_sum: float = 6.0, weight: float = 4.0, grad_norm: float = 0.5
+    step: int,
+    loss_sum: float = 6.0,
+    weight: float = 4.0,
+    grad_norm: float = 0.5,
+    rows: int | None = None,
 ) -> StepReport:
-    totals = torch.tensor([loss_sum, weight, 0.0, 4.0], dtype=torch.float64)
+    used = 99 + step if rows is None else rows
+    totals = torch.tensor([loss_sum, weight, 0.0, used], dtype=torch.float64)
     return StepReport(step=step, totals=totals, grad_norm=torch.tensor(grad_norm), lr=0.1)
 
 
@@ -38,6 +43,17 @@ def records_of(*reports: StepReport, **options: Any) -> list[Mapping[str, Any]]:
 def test_a_step_is_written_with_its_numbers() -> None:
     expected = {"type": "step", "step": 7, "loss": 1.5, "lr": 0.1, "grad_norm": 0.5, "rows": 106}
     assert records_of(report_of(7)) == [expected]
+
+
+def test_rows_that_were_left_out_are_counted_and_told_of_once() -> None:
+    written = records_of(report_of(1, rows=97), report_of(2), report_of(3, rows=100))
+    warning, *steps = written
+    assert "step 1: 3 of 100 rows have invalid values" in warning["message"]
+    assert [step["rows"] for step in steps] == [97, 101, 100]
+    records = StepRecords(lambda _: None, rows_in_step=lambda step: 100 + step, trace_slots=None)
+    records.on_step(report_of(1, rows=97), [])
+    records.on_step(report_of(3, rows=100), [])
+    assert records.left_out == 5
 
 
 def test_every_step_is_written_once_and_in_order() -> None:

@@ -20,8 +20,9 @@ from rayway.data.blocks import Block, Blocks
 from rayway.data.engine import Engine, local_engine
 from rayway.data.keys import Int64s
 from rayway.data.plan import Plan
-from rayway.data.shards import Reader, Transform
+from rayway.data.shards import Reader
 from rayway.data.stages import DECODE, READ, TRANSFORM, Stages
+from rayway.data.transforms import Transform
 
 _BLOCKS_READY = 2
 _BUDGET_BYTES = 128 << 20
@@ -54,6 +55,8 @@ class Waits:
     """CPU time of decompressing and decoding, summed over those threads."""
     transform_s: float
     """The user's transform, summed over those threads."""
+    transfer_s: float
+    """Waiting for rows that another process made."""
     gather_s: float
     """CPU time of gathering rows into batches."""
     skipped_rows: int
@@ -163,6 +166,7 @@ class Feed:
             read_s=seconds.get(READ, 0.0),
             decode_s=seconds.get(DECODE, 0.0),
             transform_s=seconds.get(TRANSFORM, 0.0),
+            transfer_s=seconds.get("transfer", 0.0),
             gather_s=self._gather_s,
             skipped_rows=self._skipped_rows,
         )

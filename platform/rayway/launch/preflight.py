@@ -104,11 +104,11 @@ def _make_data(job: Job) -> None:
             for entry in sorted(entries, key=lambda each: each.name == train):
                 with suppress(OSError):  # another run was quicker: the same data is there
                     entry.rename(place / entry.name)
-    for place in job.data.sources:
-        if not _exists(place):
+    for source in job.data.sources:
+        if not _exists(source):
             raise SpecError(
                 f"data.prepare={job.data.prepare} ran for {folder} and did not make "
-                f"data.train={place}. Let it write there, or change data.train."
+                f"data.train={source}. Let it write there, or change data.train."
             )
 
 

@@ -41,7 +41,7 @@ _STAGES: Mapping[str, tuple[str, str]] = {
 
 def slowest_stage(waits: Waits) -> tuple[str, str]:
     """Return the stage that took the readers most time, in words, and what to do about it."""
-    seconds = {name: getattr(waits, name, 0.0) for name in _STAGES}
+    seconds = {name: getattr(waits, name) for name in _STAGES}
     return _STAGES[max(seconds, key=lambda name: seconds[name])]
 
 
@@ -95,7 +95,7 @@ def waits_record(waits: Waits) -> dict[str, object]:
     stage, repair = slowest_stage(waits)
     names = ("wait_s", *_STAGES)
     return {
-        **{name: round(getattr(waits, name, 0.0), 4) for name in names},
+        **{name: round(getattr(waits, name), 4) for name in names},
         "slowest": stage,
         "advice": repair,
     }
