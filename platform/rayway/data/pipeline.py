@@ -1,8 +1,7 @@
 """The Ray Data pipeline that reads for all ranks: groups of units in, references of blocks out.
 
-A group is some consecutive units of one rank, read by one task. A task costs Ray some 14 ms
-whatever it does, so groups are made to hold about 10 MB. The groups of all ranks are merged by
-the first step that needs them, and Ray Data keeps that order.
+A group is some consecutive units of one rank, read by one task. The groups of all ranks are merged
+by the first step that needs them, and Ray Data keeps that order.
 
 Only the router and the tasks import this module: Ray Data takes two seconds to import.
 """
@@ -26,7 +25,6 @@ from rayway.data.stages import Stages
 from rayway.data.stream import Unit
 from rayway.data.wire import Parcel, to_table
 
-_GROUP_BYTES = 10 << 20
 _TASK_THREADS = 4  # they hide the latency of the storage; the task reserves one CPU
 _READERS = 4  # a process may read for training and for validation in turn
 _TASK_RETRIES = 5
@@ -66,13 +64,14 @@ class Limits:
 class _Size:
     """How large rows are. First estimated from the data sets, then measured on blocks."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, group_bytes: int) -> None:
+        self._group_bytes = group_bytes
         indexes = [stream.index for stream in order.plan.streams]
         self._row_bytes = max(index.group_bytes / int(index.rows.max()) for index in indexes)
 
     def group_rows(self) -> float:
         """Return how many rows a group may have."""
-        return _GROUP_BYTES / max(self._row_bytes, 1.0)
+        return self._group_bytes / max(self._row_bytes, 1.0)
 
     def measured(self, size_bytes: int, rows: int) -> None:
         """Take note of what blocks turned out to be, the transform's part included."""
@@ -81,7 +80,7 @@ class _Size:
 
 
 def read_order(
-    order: Order, *, limits: Callable[[], Limits], segment: int
+    order: Order, *, limits: Callable[[], Limits], group_bytes: int, segment: int
 ) -> Generator[Block, None, None]:
     """Run an order's pipeline and yield its blocks, by the first step that needs them.
 
@@ -91,10 +90,11 @@ def read_order(
     Args:
         order: What is read.
         limits: Asked at the start of each segment.
+        group_bytes: What one task reads, about.
         segment: Tasks of one Ray Data set.
     """
     reference = ray.put((order.recipe, [stream.index for stream in order.plan.streams]))
-    size = _Size(order)
+    size = _Size(order, group_bytes)
     groups = merged_groups(order, size.group_rows)
     while tasks := list(islice(groups, segment)):
         read_bytes = 0

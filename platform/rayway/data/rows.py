@@ -31,6 +31,7 @@ from rayway.data.stream import Unit
 from rayway.data.wire import from_table
 from rayway.errors import LostError, RaywayError, TrainingError
 
+GROUP_BYTES = 10 << 20
 SEGMENT_TASKS = 250
 _BUDGET_BYTES = 64 << 20
 _TIMEOUT_S = 600.0
@@ -69,13 +70,21 @@ class Router:
         world_size: Number of ranks.
         data_cpus: CPUs that may read and transform.
         store_bytes: Of the object store, what blocks may occupy that no rank has fetched.
+        group_bytes: What one task reads, about.
         segment: Tasks of one Ray Data set.
     """
 
     def __init__(
-        self, *, world_size: int, data_cpus: int, store_bytes: int, segment: int = SEGMENT_TASKS
+        self,
+        *,
+        world_size: int,
+        data_cpus: int,
+        store_bytes: int,
+        group_bytes: int,
+        segment: int,
     ) -> None:
-        self._world_size, self._data_cpus, self._segment = world_size, data_cpus, segment
+        self._world_size, self._data_cpus = world_size, data_cpus
+        self._group_bytes, self._segment = group_bytes, segment
         self._pipeline_bytes = store_bytes // 4  # of two orders; as much again waits for ranks
         self._rank_bytes = store_bytes // 4 // world_size
         self._served: dict[str, _Served] = {}
@@ -174,7 +183,9 @@ class Router:
             return asyncio.run_coroutine_threadsafe(step, loop).result()
 
         error: BaseException | None = None
-        blocks = read_order(order, limits=limits, segment=self._segment)
+        blocks = read_order(
+            order, limits=limits, group_bytes=self._group_bytes, segment=self._segment
+        )
         try:
             for block in blocks:
                 if not on_loop(self._keep(served, block.rank, block.reference, block.size_bytes)):
@@ -203,7 +214,12 @@ class Router:
 
 
 def start_router(
-    *, world_size: int, data_cpus: int, store_bytes: int, segment: int = SEGMENT_TASKS
+    *,
+    world_size: int,
+    data_cpus: int,
+    store_bytes: int,
+    group_bytes: int = GROUP_BYTES,
+    segment: int = SEGMENT_TASKS,
 ) -> Any:
     """Start a job's router and return its handle; it lives as long as the caller's Ray job.
 
@@ -211,6 +227,7 @@ def start_router(
         world_size: Number of ranks.
         data_cpus: CPUs that may read and transform, at least 1.
         store_bytes: Of the object store, what blocks may occupy.
+        group_bytes: What one task reads, about; a task costs Ray some 14 ms whatever it does.
         segment: Tasks of one Ray Data set.
     """
     actor = ray.remote(
@@ -218,7 +235,11 @@ def start_router(
         max_concurrency=1000 + 2 * world_size,  # a rank's request waits in it for a block
     )(Router)
     return actor.remote(
-        world_size=world_size, data_cpus=data_cpus, store_bytes=store_bytes, segment=segment
+        world_size=world_size,
+        data_cpus=data_cpus,
+        store_bytes=store_bytes,
+        group_bytes=group_bytes,
+        segment=segment,
     )
 
 

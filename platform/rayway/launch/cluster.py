@@ -32,7 +32,8 @@ from rayway.launch import warden
 from rayway.launch.warden import MARK
 
 LOOPBACK = "127.0.0.1"
-_OBJECT_STORE_BYTES = 200_000_000  # nothing but the job's description travels through it
+OBJECT_STORE_BYTES = 200_000_000
+"""Enough where nothing but the job's description travels through the object store."""
 _WARDEN_TIMEOUT_S = 30
 
 _SETTINGS = {
@@ -60,7 +61,9 @@ _SETTINGS = {
 
 
 @contextmanager
-def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
+def local_cluster(
+    *, cpus: int, start_timeout_s: float, object_store_bytes: int = OBJECT_STORE_BYTES
+) -> Iterator[None]:
     """Start a Ray cluster on this machine and connect to it; at the end nothing of it is left.
 
     Enter it on a thread that outlives the cluster: its processes die with that thread.
@@ -68,6 +71,7 @@ def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
     Args:
         cpus: CPUs the cluster has to give.
         start_timeout_s: Seconds a group of workers may take to start.
+        object_store_bytes: Shared memory for what tasks hand to each other.
 
     Raises:
         ClusterError: Ray did not start, or this process is connected to another Ray.
@@ -89,7 +93,7 @@ def local_cluster(*, cpus: int, start_timeout_s: float) -> Iterator[None]:
     with _warden(folder), _environment(settings):
         try:
             try:
-                node = _start_head(folder, cpus=cpus)
+                node = _start_head(folder, cpus=cpus, object_store_bytes=object_store_bytes)
                 ray.init(
                     address=node.gcs_address,
                     log_to_driver=False,  # what workers print goes into the run folder
@@ -126,7 +130,7 @@ def _warden(folder: Path) -> Iterator[None]:
         process.wait(timeout=_WARDEN_TIMEOUT_S)
 
 
-def _start_head(folder: Path, *, cpus: int) -> Node:
+def _start_head(folder: Path, *, cpus: int, object_store_bytes: int) -> Node:
     return Node(
         RayParams(
             node_ip_address=LOOPBACK,
@@ -134,7 +138,7 @@ def _start_head(folder: Path, *, cpus: int) -> Node:
             dashboard_agent_listen_port=None,  # any free port: two runs may share a machine
             gcs_server_port=0,
             num_cpus=cpus,
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=object_store_bytes,
             include_dashboard=False,  # nothing here needs it, see gang.py
             include_log_monitor=False,
             no_monitor=True,  # the autoscaler
