@@ -9,6 +9,7 @@ import sys
 import click
 
 from rayway.cli.checkpoints import checkpoints
+from rayway.cli.data import data
 from rayway.cli.metrics import metrics
 from rayway.cli.resume import resume
 from rayway.cli.run import run
@@ -28,7 +29,7 @@ def rayway() -> None:
     """
 
 
-for command in (run, resume, runs, show, metrics, checkpoints):
+for command in (run, resume, runs, show, metrics, checkpoints, data):
     rayway.add_command(command)
 
 

@@ -27,6 +27,8 @@ class Footer:
     """A hash of the footer; it names the file's content."""
     rows: tuple[int, ...]
     """The row count of each row group."""
+    group_bytes: tuple[int, ...]
+    """The bytes in memory of each row group; estimated."""
     column_bytes: dict[str, int]
     """Column -> bytes in memory of its largest row group; estimated."""
     nulls: dict[str, int]
@@ -76,13 +78,19 @@ def parse_footer(footer: bytes, url: str, schemas: dict[bytes, pa.Schema] | None
         metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema().remove_metadata()
         rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-        column_bytes, nulls = _columns(metadata, schema)
+        group_bytes, column_bytes, nulls = _columns(metadata, schema)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DamagedError(f"{url} has a damaged footer: {error}. Write it again.") from error
     if schemas is not None:
         schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)
-    digest = footer_digest(footer)
-    return Footer(digest=digest, rows=rows, column_bytes=column_bytes, nulls=nulls, schema=schema)
+    return Footer(
+        digest=footer_digest(footer),
+        rows=rows,
+        group_bytes=group_bytes,
+        column_bytes=column_bytes,
+        nulls=nulls,
+        schema=schema,
+    )
 
 
 def footer_digest(footer: bytes) -> str:
@@ -121,12 +129,11 @@ def common_schema(
     columns: Sequence[str] | None,
     root: str,
 ) -> pa.Schema:
-    """Return the chosen columns of the first file, once all files have them alike.
+    """Return the chosen columns of the first file with rows, once all such files have them alike.
 
     Raises:
         DataError: A file lacks a column, has it with another type or twice; or none is chosen.
     """
-    first = footers[0].schema
     for file, footer in zip(files, footers, strict=True):
         names = footer.schema.names
         if len(set(names)) < len(names):
@@ -135,10 +142,13 @@ def common_schema(
                 f"{root}/{file.path} has more than one column {twice[0]!r}, and which one is "
                 f"meant cannot be told. Write it with each name once."
             )
-    names = known_columns(first.names if columns is None else columns, first, root)
-    wanted = {name: first.field(name).type for name in names}
-    for file, footer in zip(files, footers, strict=True):
-        if footer.schema is first:
+    # what wrote a file without rows had nothing to tell the types from
+    real = [pair for pair in zip(files, footers, strict=True) if any(pair[1].rows)]
+    first_file, first = real[0] if real else (files[0], footers[0])
+    names = known_columns(first.schema.names if columns is None else columns, first.schema, root)
+    wanted = {name: first.schema.field(name).type for name in names}
+    for file, footer in real:
+        if footer.schema is first.schema:
             continue
         found = dict(zip(footer.schema.names, footer.schema.types, strict=True))
         extra = [name for name in found if name not in wanted] if columns is None else []
@@ -146,7 +156,7 @@ def common_schema(
             if found.get(name) != wanted.get(name):
                 raise DataError(
                     f"column {name!r} is {found.get(name, 'missing')} in {root}/{file.path} but "
-                    f"{wanted.get(name, 'missing')} in {root}/{files[0].path}. Write them alike, "
+                    f"{wanted.get(name, 'missing')} in {root}/{first_file.path}. Write them alike, "
                     f"or choose columns that agree with data.columns."
                 )
     return pa.schema(list(wanted.items()))
@@ -170,8 +180,10 @@ def known_columns(columns: Sequence[str], schema: pa.Schema, root: str) -> list[
     return list(columns)
 
 
-def _columns(metadata: pq.FileMetaData, schema: pa.Schema) -> tuple[dict[str, int], dict[str, int]]:
-    """Return each column's bytes in its largest row group, and its nulls where there are any.
+def _columns(
+    metadata: pq.FileMetaData, schema: pa.Schema
+) -> tuple[tuple[int, ...], dict[str, int], dict[str, int]]:
+    """Return the bytes of each row group, of each column's largest one, and columns' nulls.
 
     A leaf inside a list counts an empty list as a null, so only plain columns' nulls are told.
     """
@@ -179,6 +191,7 @@ def _columns(metadata: pq.FileMetaData, schema: pa.Schema) -> tuple[dict[str, in
     plain = [not pa.types.is_nested(field.type) for field, _ in leaves]
     widths = [_width(kind) for _, kind in leaves]
     nulls: dict[str, int] = {}
+    group_bytes = []
     largest = dict.fromkeys(schema.names, 0)
     for ordinal in range(metadata.num_row_groups):
         group = metadata.row_group(ordinal)
@@ -193,9 +206,10 @@ def _columns(metadata: pq.FileMetaData, schema: pa.Schema) -> tuple[dict[str, in
                 count = statistics.null_count if statistics.has_null_count else 0
                 if count:
                     nulls[field.name] = nulls.get(field.name, 0) + count
+        group_bytes.append(sum(sizes.values()))
         for name, size in sizes.items():
             largest[name] = max(largest[name], size)
-    return largest, nulls
+    return tuple(group_bytes), largest, nulls
 
 
 def _leaves(kind: pa.DataType) -> list[pa.DataType]:

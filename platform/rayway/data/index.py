@@ -305,7 +305,7 @@ def build_index(
         raise DataError(f"{place.url} holds no .parquet file. {seen}")
     index = _stored_index(place, files, shards) if stored else None
     if index is None:
-        index = _of_footers(place, shards, list(read(place.folder, shards)), columns)
+        index = of_footers(place, shards, list(read(place.folder, shards)), columns)
     return replace(
         index.select(columns),
         root=place.folder,
@@ -371,13 +371,23 @@ def _stored_index(
     return index if list(stored) == [(f.path, f.size, f.stamp) for f in shards] else None
 
 
-def _of_footers(
+def of_footers(
     place: Place,
     files: Sequence[StoredFile],
     footers: Sequence[Footer],
     columns: Sequence[str] | None,
 ) -> Index:
-    """Return the index of some files, of those columns that must be alike in all of them."""
+    """Return the index of some files from their footers.
+
+    Args:
+        place: Where the files are.
+        files: By the bytes of their paths.
+        footers: One for each file.
+        columns: Those that must be alike in all of them. ``None``: all.
+
+    Raises:
+        DataError: The columns are not alike, one is unknown, or there is no row.
+    """
     root = place.folder
     schema = common_schema(files, footers, columns, root)
     groups = [
