@@ -149,6 +149,8 @@ def _told(error: Exception) -> tuple[str, str, str]:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         region = headers.get("x-amz-bucket-region") or answer.get("Region", "")
         return _code(str(answer.get("Code", ""))), answer.get("Message", "no reason given"), region
+    if isinstance(error, FileNotFoundError):
+        return "NoSuchKey", "there is no such object", ""
     found = _ARROW_ERROR.search(str(error))
     if found is None:
         return "", str(error), ""

@@ -88,7 +88,7 @@ def scan(
         url: A folder, a glob or a file, as for :func:`rayway.data.index.build_index`.
         rules: What is asked of it.
         sample: How many row groups to read, spread evenly; ``None``: all. Footers are all read.
-        on_progress: Told after each file.
+        on_progress: Told after each footer, and again after each file's rows.
 
     Raises:
         DataError: There is no such place, no whole Parquet file in it, or an unknown column.
@@ -97,7 +97,7 @@ def scan(
     files = [file for file in found if is_shard(file.path)]
     if not files:
         raise DataError(f"{place.url} holds no .parquet file.")
-    footers, damage = _footers(place.folder, files)
+    footers, damage = _footers(place.folder, files, on_progress)
     if not footers:
         raise DataError(f"no file of {place.url} is a whole Parquet file. {damage[0].text}")
     schema = next((f for f in footers.values() if any(f.rows)), next(iter(footers.values()))).schema
@@ -128,7 +128,9 @@ def scan(
     )
 
 
-def _footers(folder: str, files: Sequence[StoredFile]) -> tuple[dict[int, Footer], list[Finding]]:
+def _footers(
+    folder: str, files: Sequence[StoredFile], on_progress: OnProgress | None
+) -> tuple[dict[int, Footer], list[Finding]]:
     """Return the footers of whole files by number, and what is wrong with the others."""
     filesystem, root = filesystem_for(folder)
     schemas: dict[bytes, pa.Schema] = {}
@@ -142,7 +144,11 @@ def _footers(folder: str, files: Sequence[StoredFile]) -> tuple[dict[int, Footer
             return Finding("problem", str(error))
 
     with ThreadPoolExecutor(_THREADS, "rayway-footers") as pool:
-        told = list(pool.map(read, files))
+        told = []
+        for each in pool.map(read, files):
+            told.append(each)
+            if on_progress is not None:
+                on_progress(len(told), len(files))
     whole = {number: each for number, each in enumerate(told) if isinstance(each, Footer)}
     return whole, [each for each in told if isinstance(each, Finding)]
 
