@@ -239,7 +239,7 @@ def test_damaged_files_are_all_told_in_one_pass(write: Write, tmp_path: Path) ->
         "c.parquet (",
         "d.parquet (81 bytes) does not end as a Parquet file",
         "e.parquet has a damaged footer",
-        "f.parquet (row group 2) is damaged: a page does not match its checksum",
+        "f.parquet (row group 2) is damaged: its bytes do not match their checksum",
     ):
         assert any(words in text for text in told), words
 

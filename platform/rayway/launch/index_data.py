@@ -7,7 +7,6 @@ hundred thousand files are minutes for one process and seconds for a cluster.
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import ray
 
@@ -17,7 +16,8 @@ from rayway.errors import DataError, RaywayError
 from rayway.launch.cluster import local_cluster
 
 _MANY = 5_000
-_CHUNK = 500
+CHUNK = 500
+"""Files that one task reads."""
 _AHEAD = 2
 """Tasks for each CPU: one that runs and one that waits."""
 _START_TIMEOUT_S = 60
@@ -52,11 +52,11 @@ def read_many_footers(
 
 def _by_tasks(folder: str, files: Sequence[StoredFile]) -> Iterator[Footer]:
     """Yield footers in the order of the files, with no more tasks at a time than are of use."""
-    task = ray.remote(partial(_read_chunk, os.getcwd(), folder))
+    task, here = ray.remote(_read_chunk), os.getcwd()
     ahead = _AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     running: deque[ray.ObjectRef[list[Footer] | str]] = deque()
-    for begin in range(0, len(files), _CHUNK):
-        running.append(task.remote(list(files[begin : begin + _CHUNK])))
+    for begin in range(0, len(files), CHUNK):
+        running.append(task.remote(here, folder, list(files[begin : begin + CHUNK])))
         if len(running) >= ahead:
             yield from _result(running.popleft())
     while running:

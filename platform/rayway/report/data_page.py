@@ -1,6 +1,7 @@
 """What people get to see of a data set: its facts, its columns and what is wrong with it."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import numpy as np
 from rich import box
@@ -69,26 +70,27 @@ def _facts(scan: Scan, index: Index | None) -> Table:
 
 def _columns(scan: Scan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("column", overflow="fold")
-    table.add_column("type", overflow="fold")
-    for name in ("nulls", "NaN", "inf", "smallest", "largest", "length"):
+    table.add_column("column", overflow="fold", min_width=12)
+    table.add_column("type", overflow="fold", min_width=13)
+    for name in ("nulls", "NaN", "inf"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("values", justify="right", min_width=14)
+    table.add_column("length", justify="right")
     for field in scan.schema:
         values = scan.values.get(field.name, Values())
         table.add_row(
             printable(field.name),
             printable(_kind(str(field.type))),
             *(_bad(each.count) for each in (values.null, values.nan, values.infinite)),
-            _number(values.low),
-            _number(values.high),
-            _length(values),
+            _from_to(values.low, values.high),
+            _from_to(values.shortest, values.longest),
         )
     return table
 
 
 def _finding(level: str, text: str) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style=_STYLES[level], no_wrap=True)
+    table.add_column(style=_STYLES[level], no_wrap=True, min_width=7)
     table.add_column(overflow="fold")
     table.add_row(level, printable(text))
     return table
@@ -103,17 +105,18 @@ def _bad(count: int) -> Text:
     return Text(f"{count:,}", "bold red") if count else Text("0", "dim")
 
 
+def _from_to(low: object, high: object) -> str:
+    if low is None:
+        return ""
+    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+
+
 def _number(value: object) -> str:
-    if value is None:
-        return ""
+    if isinstance(value, datetime):
+        return value.date().isoformat()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return format_number(value) if isinstance(value, float) else printable(value)
-
-
-def _length(values: Values) -> str:
-    if values.shortest is None:
-        return ""
-    same = values.shortest == values.longest
-    return f"{values.longest:,}" if same else f"{values.shortest:,} to {values.longest:,}"
 
 
 def _spread(numbers: Int64s, show: Callable[[int], str]) -> str:
