@@ -6,6 +6,7 @@ from typing import BinaryIO
 import pytest
 
 from rayway.storage.disk import Disk
+from rayway.storage.folder import Page
 from rayway.storage.local import LocalFolder
 
 
@@ -69,7 +70,7 @@ def test_a_deletion_is_durable_before_it_is_told(tmp_path: Path) -> None:
     folder.write("a/b", [b"1"])
     disk.calls.clear()
     folder.delete("a/b")
-    folder.delete_folder("a")
+    folder.delete_rest("a")
     assert disk.calls == [("sync folder", "a"), ("sync folder", tmp_path.name)]
 
 
@@ -78,7 +79,7 @@ def test_a_create_is_exclusive_without_hard_links_too(tmp_path: Path) -> None:
     folder.create("a", b"mine")
     with pytest.raises(FileExistsError):
         folder.create("a", b"theirs")
-    assert folder.read("a") == b"mine"
+    assert folder.fetch("a").data == b"mine"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -87,8 +88,8 @@ def test_a_dead_writers_draft_is_no_object_and_goes_with_its_folder(tmp_path: Pa
     folder.write("a/b", [b"1"])
     (tmp_path / "a" / ".b.0123456789abcdef.tmp").touch()
     (tmp_path / "a" / "b.tmp").touch()
-    assert [key for key, _ in sorted(folder.list("a"))] == ["a/b", "a/b.tmp"]
-    folder.delete_folder("a")
+    assert [key for key, _ in sorted(folder.list("a", deep=True).sizes)] == ["a/b", "a/b.tmp"]
+    folder.delete_rest("a")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,22 +99,22 @@ def test_deleting_a_folder_does_not_follow_links_out_of_it(tmp_path: Path) -> No
     folder = LocalFolder(tmp_path / "root")
     folder.write("a/b", [b"1"])
     (tmp_path / "root/a/way").symlink_to(tmp_path / "outside")
-    assert [key for key, _ in folder.list("a")] == ["a/b"]
-    folder.delete_folder("a")
+    assert [key for key, _ in folder.list("a", deep=True).sizes] == ["a/b"]
+    folder.delete_rest("a")
     assert (tmp_path / "outside" / "file").exists()
     assert not (tmp_path / "root" / "a").exists()
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    for ask in (LocalFolder(tmp_path).list, LocalFolder(tmp_path).folders):
+    for deep in (True, False):
         with pytest.raises(OSError, match="Too many levels of symbolic links"):
-            ask("loop")
+            LocalFolder(tmp_path).list("loop", deep=deep)
 
 
 def test_a_file_holds_no_objects(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = LocalFolder(tmp_path / "file")
-    assert folder.list("a") == folder.folders("a") == []
+    assert folder.list("a", deep=True) == folder.list("a", deep=False) == Page([], [])
     with pytest.raises(NotADirectoryError):
         folder.create("a", b"1")

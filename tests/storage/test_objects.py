@@ -3,10 +3,13 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rayway.errors import SpecError, StorageError
 from rayway.storage.objects import ObjectInfo, ObjectMissing, Objects, shown_url
@@ -16,9 +19,9 @@ from rayway.storage.retry import Retry
 ODD_NAMES = ["a%20b", "a+b", "a b", "ü", "[x]*?", "#1", "{y}", "a.tmp", "COMMITTED"]
 
 
-@pytest.fixture(params=["local", "memory"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    return Objects(str(tmp_path / "at") if request.param == "local" else f"memory://{tmp_path}")
+@pytest.fixture
+def objects(storage: str) -> Objects:
+    return Objects(storage)
 
 
 def test_what_was_put_is_got(objects: Objects) -> None:
@@ -98,34 +101,77 @@ def test_a_folder_is_deleted_with_everything_in_it_and_nothing_else(objects: Obj
 
 
 def test_an_object_appears_only_when_its_writer_is_done(objects: Objects) -> None:
-    with objects.open_write("a/b") as file:
-        file.write(b"half")
-        file.flush()
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
         assert objects.list() == []
-        file.write(b" whole")
+        yield b" whole"
+
+    def dying() -> Iterator[bytes]:
+        yield b"new"
+        raise ZeroDivisionError
+
+    objects.put("a/b", chunks())
     assert objects.get("a/b") == b"half whole"
-    with pytest.raises(ZeroDivisionError), objects.open_write("a/b") as file:
-        file.write(bytes(1 // len(objects.folders("a"))))
+    with suppress(ZeroDivisionError, StorageError):
+        objects.put("a/b", dying())
     assert objects.get("a/b") == b"half whole"
     assert [info.key for info in objects.list()] == ["a/b"]
 
 
-def test_a_put_that_fails_midway_leaves_the_old_object(objects: Objects) -> None:
+def test_a_disk_that_fails_midway_leaves_the_old_object(tmp_path: Path) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"new"
         raise OSError("no more")
 
+    objects = Objects(str(tmp_path))
     objects.put("a", b"old")
     with pytest.raises(StorageError, match=r"cannot write .*a: no more"):
-        Objects(objects.url, retry=Retry(budget_s=0)).put("a", chunks())
+        objects.put("a", chunks())
     assert objects.get("a") == b"old"
     assert [info.key for info in objects.list()] == ["a"]
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.binary(max_size=40), st.lists(st.tuples(st.integers(0, 45), st.integers(0, 45))))
+def test_any_range_of_an_object_is_read(
+    objects: Objects, data: bytes, ranges: list[tuple[int, int]]
+) -> None:
+    objects.put("a", data)
+    with objects.open_read("a") as file:
+        for start, length in ranges:
+            assert objects.get_range("a", start, length) == data[start : start + length]
+            file.seek(start)
+            assert file.read(length) == data[start : start + length]
+        file.seek(-min(3, len(data)), os.SEEK_END)
+        assert file.read() == data[-3:]
+        assert file.read() == b""
+
+
+def test_a_range_of_nothing_is_missing(objects: Objects) -> None:
+    for length in (0, 1):
+        with pytest.raises(ObjectMissing):
+            objects.get_range("none", 0, length)
+
+
+def test_many_keys_are_looked_up_at_once_and_keep_their_order(objects: Objects) -> None:
+    keys = [f"run-{n}/job.json" for n in range(40)]
+    for key in keys[::3]:
+        objects.put(key, b"")
+    assert objects.which_exist(reversed(keys)) == keys[::3][::-1]
+    assert objects.which_exist([]) == []
 
 
 def test_append_adds_to_the_end(objects: Objects) -> None:
     objects.append("a/log", b"1\n")
     objects.append("a/log", b"2\n")
-    assert objects.get("a/log") == b"1\n2\n"
+    Objects(objects.url).at("a").append("log", b"3\n")
+    with objects.open_log("a/log") as log:
+        assert log.read() == b"1\n2\n3\n"
+    assert [info.key for info in objects.list()] == ["a/log"]
+    with pytest.raises(ObjectMissing):
+        objects.open_log("none")
 
 
 def test_of_many_creators_exactly_one_is_told_yes(objects: Objects) -> None:

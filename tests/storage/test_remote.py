@@ -6,6 +6,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rayway.storage.folder import Piece
 from rayway.storage.remote import RemoteFolder
 
 
@@ -17,18 +18,20 @@ def folder_at(path: Path) -> RemoteFolder:
 def test_any_fsspec_file_system_serves(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
     folder.write("a/b", [b"1" * (9 << 20), b"2"])
-    folder.append("a/log", b"3")
+    folder.write("a/log", [b"3"])
     assert folder.is_shared
     assert not folder.is_local
-    assert folder.read("a/b")[-2:] == b"12"
-    assert sorted(folder.list("")) == [("a/b", (9 << 20) + 1), ("a/log", 1)]
-    assert folder.folders("") == ["a"]
+    assert folder.append is None
+    assert folder.fetch("a/b").data[-2:] == b"12"
+    assert folder.fetch("a/b", 9 << 20, 5) == Piece(b"2", (9 << 20) + 1)
+    assert folder.fetch("a/b", 10 << 20, 5).data == b""
+    assert sorted(folder.list("", deep=True).sizes) == [("a/b", (9 << 20) + 1), ("a/log", 1)]
+    assert folder.list("", deep=False).folders == ["a"]
     assert folder.exists("a/b")
     assert not folder.exists("a")
-    with folder.open_read("a/log") as file:
-        assert file.read() == b"3"
-    folder.delete_folder("a")
-    assert folder.list("") == []
+    assert folder.open_read("a/log") is None
+    folder.delete_all(["a/log", "a/b", "a/none"])
+    assert folder.list("", deep=True).sizes == []
 
 
 def test_an_upload_that_fails_is_discarded(tmp_path: Path) -> None:
@@ -40,8 +43,8 @@ def test_an_upload_that_fails_is_discarded(tmp_path: Path) -> None:
     folder.write("a", [b"old"])
     with pytest.raises(ZeroDivisionError):
         folder.write("a", chunks())
-    assert folder.read("a") == b"old"
-    assert folder.list("") == [("a", 3)]
+    assert folder.fetch("a").data == b"old"
+    assert folder.list("", deep=True).sizes == [("a", 3)]
 
 
 class WithMarkers(DirFileSystem):
@@ -59,4 +62,4 @@ def test_folder_markers_are_no_objects(tmp_path: Path) -> None:
     files = WithMarkers(path=str(tmp_path), fs=LocalFileSystem(auto_mkdir=True))
     folder = RemoteFolder("runs", filesystem=files)
     folder.write("a/b", [b"1"])
-    assert folder.list("") == [("a/b", 1)]
+    assert folder.list("", deep=True).sizes == [("a/b", 1)]

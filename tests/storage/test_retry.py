@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from rayway.storage.retry import Retry, is_transient
+from rayway.storage.failures import is_transient
+from rayway.storage.retry import Retry
 
 
 class Flaky:

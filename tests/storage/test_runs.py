@@ -13,11 +13,6 @@ NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)
 JOB = '{"schema": 1, "name": "a"}'
 
 
-@pytest.fixture(params=["local", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "runs") if request.param == "local" else f"memory://{tmp_path}/runs"
-
-
 def test_a_run_folder_is_made_once_even_for_the_same_job(storage: str) -> None:
     def create(_: int) -> bool:
         try:
@@ -136,8 +131,8 @@ def test_listing_runs_shows_runs_only(storage: str) -> None:
 
 def test_a_newer_schema_is_refused(storage: str) -> None:
     folder = RunFolder.create(f"{storage}/a", JOB, now=NOW)
-    folder.write("run.json", {"schema": 2, "run_id": "a", "created_at": 0})
-    with pytest.raises(StorageError, match="folder schema 2, this rayway reads 1"):
+    folder.write("run.json", {"schema": 3, "run_id": "a", "created_at": 0})
+    with pytest.raises(StorageError, match="folder schema 3, this rayway reads 2"):
         RunFolder.open(folder.url)
 
 

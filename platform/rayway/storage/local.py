@@ -9,20 +9,18 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from rayway.storage.disk import Disk
+from rayway.storage.failures import explain, is_transient
+from rayway.storage.folder import Chunks, Names, Page, Piece, Sizes
 
 # Answers of file systems that know no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-
-# Named here, since the class below has a method called list.
-Names = list[str]
-Sizes = list[tuple[str, int]]
 
 
 class LocalFolder:
@@ -30,6 +28,7 @@ class LocalFolder:
 
     is_local = True
     is_shared = True
+    parts = None
 
     def __init__(self, root: Path, *, disk: Disk | None = None) -> None:
         self._root = root
@@ -39,7 +38,7 @@ class LocalFolder:
         """Return the file that holds an object, there or not."""
         return self._root / key
 
-    def write(self, key: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def write(self, key: str, chunks: Chunks) -> None:
         """Store an object whole, in place of an older one."""
         with self.open_write(key) as file:
             for chunk in chunks:
@@ -76,9 +75,19 @@ class LocalFolder:
         with path.open("ab") as file:
             file.write(data)
 
-    def read(self, key: str) -> bytes:
-        """Return an object's bytes."""
-        return self.path(key).read_bytes()
+    def fetch(
+        self, key: str, start: int = 0, length: int | None = None, *, version: str | None = None
+    ) -> Piece:
+        """Return bytes of an object. A disk knows no versions."""
+        del version
+        with self.path(key).open("rb") as file:
+            file.seek(start)
+            data = file.read() if length is None else file.read(length)
+            return Piece(data, os.fstat(file.fileno()).st_size)
+
+    def size(self, key: str) -> tuple[int, str | None]:
+        """Return the size in bytes of an object."""
+        return self.path(key).stat().st_size, None
 
     def open_read(self, key: str) -> BinaryIO:
         """Open an object for reading."""
@@ -88,25 +97,10 @@ class LocalFolder:
         """Return whether there is such an object."""
         return self.path(key).is_file()
 
-    def list(self, folder: str) -> Sizes:
-        """Return (key, bytes) of each object below a folder; links to folders are not followed."""
-        found = []
-        for parent, _, names in os.walk(self._root / folder, onerror=_unless_missing):
-            for name in names:
-                path = Path(parent, name)
-                # A file may go while we look, and a link may lead nowhere.
-                with suppress(FileNotFoundError):
-                    if not _DRAFT.fullmatch(name):
-                        found.append((path.relative_to(self._root).as_posix(), path.stat().st_size))
-        return found
-
-    def folders(self, folder: str) -> Names:
-        """Return the names of the folders directly inside a folder."""
-        try:
-            with os.scandir(self._root / folder) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+    def list(self, folder: str, *, deep: bool, after: str | None = None) -> Page:
+        """Return all that is in a folder; links to folders are not followed."""
+        del after  # there is one page
+        return Page(self._files(folder), []) if deep else Page([], self._folders(folder))
 
     def delete(self, key: str) -> None:
         """Remove an object that may be gone already."""
@@ -115,8 +109,13 @@ class LocalFolder:
         with suppress(FileNotFoundError):
             self._disk.sync_folder(path.parent)
 
-    def delete_folder(self, folder: str) -> None:
-        """Remove a folder with everything in it, drafts of dead writers included."""
+    def delete_all(self, keys: Names) -> None:
+        """Remove objects that may be gone already. Their folders are not synced yet."""
+        for key in keys:
+            self._disk.remove_file(self.path(key))
+
+    def delete_rest(self, folder: str) -> None:
+        """Remove a folder with everything that is still in it, drafts of dead writers included."""
         root = self._root / folder
         for parent, folders, names in os.walk(root, topdown=False, onerror=_unless_missing):
             for name in names:
@@ -128,6 +127,32 @@ class LocalFolder:
         with suppress(FileNotFoundError, NotADirectoryError):
             self._disk.remove_folder(root)
             self._disk.sync_folder(root.parent)
+
+    def may_pass(self, error: Exception) -> bool:
+        """Return whether the same call may succeed a little later."""
+        return is_transient(error)
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return (what went wrong, what to do)."""
+        return explain(error)
+
+    def _files(self, folder: str) -> Sizes:
+        found = []
+        for parent, _, names in os.walk(self._root / folder, onerror=_unless_missing):
+            for name in names:
+                path = Path(parent, name)
+                # A file may go while we look, and a link may lead nowhere.
+                with suppress(FileNotFoundError):
+                    if not _DRAFT.fullmatch(name):
+                        found.append((path.relative_to(self._root).as_posix(), path.stat().st_size))
+        return found
+
+    def _folders(self, folder: str) -> Names:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     @contextmanager
     def _draft(self, path: Path) -> Iterator[Path]:

@@ -5,36 +5,39 @@ answer later, and turns whatever went wrong into a ``StorageError`` that says wh
 """
 
 import copy
-import errno
+import io
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self, TypeVar
 
 from rayway.errors import SpecError, StorageError
+from rayway.storage.background import in_order, within
+from rayway.storage.failures import without_user
+from rayway.storage.folder import Chunks, Folder, Names, Page, Parts, Piece
 from rayway.storage.local import LocalFolder
+from rayway.storage.logs import SEGMENT_BYTES, LastSegment, more_of, segment_key
 from rayway.storage.remote import RemoteFolder
 from rayway.storage.retry import Retry
+from rayway.storage.transfer import Download, Upload, pieces, whole
 
 T = TypeVar("T")
-Folder = LocalFolder | RemoteFolder
-Chunks = Iterable[bytes | memoryview]
-Names = list[str]  # named here, since the class below has a method called list
 
-_REPAIRS = {
-    errno.ENOSPC: "Free some space, then start again; what was committed is untouched.",
-    errno.EDQUOT: "Free some of the quota, then start again; what was committed is untouched.",
-    errno.EACCES: "Check who may write there, and the credentials.",
-    errno.EPERM: "Check who may write there, and the credentials.",
-    errno.EROFS: "The file system is read-only: choose another storage.",
-    errno.ENOTDIR: "A file stands where a folder is needed: move it or choose another storage.",
-}
-_USER_INFO = re.compile(r"//[^/@\s]*@")
-_REPAIR = "Check that the storage is reachable and its address is right."
+_SLOWEST = 250_000
+"""Bytes a second below which a transfer is taken for a hanging one."""
+
+_AT_ONCE = 16
+"""Requests under way together where many small ones are to be made."""
+
+_BUFFER_BYTES = 1 << 20
+
+
+_PROBE_S = 10.0
 
 
 class ObjectMissing(StorageError):  # noqa: N818 - reads as what it says, like FileNotFoundError
@@ -66,18 +69,27 @@ class Objects:
         url: A local path, or the URL of a folder on any fsspec file system.
         folder: What answers the calls; found from the URL unless given.
         retry: How long to insist on a remote storage. A local disk is asked once.
+        try_s: Longest time of one try there, in seconds; longer by 1 s for each 250 kB sent.
 
     Raises:
         SpecError: No file system is known, or installed, for the URL.
     """
 
     def __init__(
-        self, url: str, *, folder: Folder | None = None, retry: Retry | None = None
+        self,
+        url: str,
+        *,
+        folder: Folder | None = None,
+        retry: Retry | None = None,
+        try_s: float = 30.0,
     ) -> None:
         self._url = _absolute(url)
-        self._folder = folder or _folder_for(self._url)
-        self._retry = retry or Retry(budget_s=0 if self._folder.is_local else 60)
+        self._folder: Folder = folder or _folder_for(self._url)
+        self._retry = retry or Retry(**({"budget_s": 0} if self._folder.is_local else {}))
+        self._try_s = try_s
         self._prefix = ""
+        self._last_segments: dict[str, LastSegment] = {}
+        self._logs_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Objects({shown_url(self.url)!r})"
@@ -115,7 +127,18 @@ class Objects:
             data: The bytes, or chunks of bytes that can be iterated again if a try fails.
         """
         chunks = (data,) if isinstance(data, bytes | memoryview) else data
-        self._call("write", key, lambda full: self._folder.write(full, chunks))
+        if self._folder.parts is None:
+            self._call("write", key, lambda full: self._folder.write(full, chunks))
+            return
+        self._full(key)
+        upload = Upload(_Target(self, key, self._folder, self._folder.parts))
+        try:
+            for chunk in chunks:
+                upload.write(chunk)
+            upload.finish()
+        except BaseException:
+            upload.drop()
+            raise
 
     def create(self, key: str, data: bytes) -> bool:
         """Store an object unless there is one: of several writers exactly one is told yes.
@@ -138,8 +161,20 @@ class Objects:
         return True
 
     def append(self, key: str, data: bytes) -> None:
-        """Add bytes to the end of an object, made if missing. A crash may lose the last ones."""
-        self._call("append to", key, lambda full: self._folder.append(full, data), once=True)
+        """Add bytes to the end of a log, made if missing. A crash may lose the last ones.
+
+        A log has one writer at a time, and is read by ``open_log``.
+        """
+        append = self._folder.append
+        if append is not None:
+            self._call("append to", key, lambda full: append(full, data))
+            return
+        full = self._full(key)
+        with self._logs_lock:
+            last = (self._last_segments.get(full) or self._find_last_segment(key)).next()
+            grown = LastSegment(last.number, last.data + data)
+            self.put(segment_key(key, last.number), memoryview(grown.data))
+            self._last_segments[full] = grown
 
     def get(self, key: str) -> bytes:
         """Return an object's bytes.
@@ -147,41 +182,79 @@ class Objects:
         Raises:
             ObjectMissing: There is no such object.
         """
-        return self._call("read", key, self._folder.read)
+        first: Piece = self._call("read", key, self._folder.fetch)
+        return whole(first, self._fetch(key, first.version))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes of an object; fewer where it ends.
+
+        Raises:
+            ObjectMissing: There is no such object.
+        """
+        first = self._fetch_piece(key, start, min(length, _BUFFER_BYTES))
+        end = min(start + length, first.total)
+        rest = pieces(self._fetch(key, first.version), start + len(first.data), end)
+        return b"".join((first.data, *rest)) if start + len(first.data) < end else first.data
 
     def open_read(self, key: str) -> BinaryIO:
         """Open an object for reading, to be closed by the caller.
 
         Raises:
-            ObjectMissing: There is no such object.
+            ObjectMissing: There is no such object. Reading may raise ``StorageError``, too.
         """
-        return self._call("open", key, self._folder.open_read)
+        file = self._call("open", key, self._folder.open_read)
+        if file is not None:
+            return file
+        size, version = self._call("open", key, self._folder.size)
+        return io.BufferedReader(Download(self._fetch(key, version), size), _BUFFER_BYTES)
 
-    @contextmanager
-    def open_write(self, key: str) -> Iterator[BinaryIO]:
-        """Open an object for writing; whole, it appears when the block ends without an error."""
-        full = self._full(key)
-        try:
-            with self._folder.open_write(full) as file:
-                yield file
-        except OSError as error:
-            raise self._failure("write", key, error) from error
+    def open_log(self, key: str) -> BinaryIO:
+        """Open what was appended to a log so far, to be closed by the caller.
+
+        Raises:
+            ObjectMissing: There is no such log. Reading may raise ``StorageError``, too.
+        """
+        size, _ = self._call("open", key, self._folder.size)
+        more = self.list(more_of(key)) if size >= SEGMENT_BYTES else []
+        if not more and self.is_local:
+            return self.open_read(key)
+        segments = [ObjectInfo(key, size), *more]
+
+        def fetch(start: int, length: int) -> bytes:
+            data = bytearray()
+            for segment in segments:
+                if start < segment.bytes and length:
+                    some = min(length, segment.bytes - start)
+                    data += self._fetch(segment.key, None)(start, some)
+                    length -= some
+                start = max(start - segment.bytes, 0)
+            return bytes(data)
+
+        total = sum(segment.bytes for segment in segments)
+        return io.BufferedReader(Download(fetch, total), _BUFFER_BYTES)
 
     def exists(self, key: str) -> bool:
         """Return whether there is such an object."""
         return self._call("look up", key, self._folder.exists)
+
+    def which_exist(self, keys: Iterable[str]) -> Names:
+        """Return those keys, in their order, of which there is an object."""
+        keys = list(keys)
+        asks = (lambda key=key: self.exists(key) for key in keys)
+        there = in_order(asks, at_once=1 if self.is_local else _AT_ONCE)
+        return [key for key, is_there in zip(keys, there, strict=True) if is_there]
 
     def list(self, prefix: str = "") -> Infos:
         """Return all objects below the folder ``prefix``, sorted by key; none if it is missing.
 
         The keys are relative to this folder, not to ``prefix``. Unfinished writes are no objects.
         """
-        entries = self._call("list", prefix, self._folder.list, may_be_root=True)
+        entries = [entry for page in self._pages(prefix, deep=True) for entry in page.sizes]
         return [ObjectInfo(key.removeprefix(self._prefix), size) for key, size in sorted(entries)]
 
     def folders(self, prefix: str = "") -> Names:
         """Return the sorted names of the folders directly in the folder ``prefix``."""
-        return sorted(self._call("list", prefix, self._folder.folders, may_be_root=True))
+        return sorted(name for page in self._pages(prefix, deep=False) for name in page.folders)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, in the order given; one that is gone already is fine."""
@@ -190,25 +263,100 @@ class Objects:
 
     def delete_folder(self, prefix: str) -> None:
         """Remove the folder ``prefix`` with all that is in it, unfinished writes included."""
-        self._call("delete", prefix, self._folder.delete_folder)
+        full = self._full(prefix)
+        for page in self._pages(prefix, deep=True):
+            keys = [key for key, _ in page.sizes]
+            if keys:
+                self._call("delete", prefix, lambda _, keys=keys: self._folder.delete_all(keys))  # type: ignore[misc]  # mypy does not infer a lambda's default
+        self._call("delete", prefix, self._folder.delete_rest)
+        with self._logs_lock:
+            for key in [key for key in self._last_segments if key.startswith(f"{full}/")]:
+                del self._last_segments[key]
 
     def probe(self) -> None:
-        """Write, read and delete a small object.
+        """Create, read, list and delete a small object, within some 20 s.
 
         Raises:
-            StorageError: One of them failed, or what was read is not what was written.
+            StorageError: One of them failed, what was read is not what was written, or the store
+                lets two writers create the same object.
         """
-        key = f"probe-{secrets.token_hex(8)}"
         patient = copy.copy(self)
-        patient._retry = Retry(budget_s=min(self._retry.budget_s, 10))
-        patient.put(key, key.encode())
-        found = patient.get(key)
-        patient.delete([key])
-        if found != key.encode():
+        patient._retry = Retry(budget_s=min(self._retry.budget_s, _PROBE_S))
+        patient._try_s = min(self._try_s, _PROBE_S)
+        folder = f"probe-{secrets.token_hex(8)}"
+        key, mine = f"{folder}/object", folder.encode()
+        try:
+            patient.create(key, mine)
+            taken = patient.create(key, b"somebody else's")
+            found = patient.get(key)
+            listed = [info.key for info in patient.list(folder)]
+        except StorageError:
+            with suppress(StorageError):  # the first error is the one to report
+                patient.delete_folder(folder)
+            raise
+        patient.delete_folder(folder)
+        where = shown_url(self.url)
+        if taken:
             raise StorageError(
-                f"{shown_url(self.url)} gave back {len(found)} other bytes than the {len(key)} "
+                f"{where} lets two writers create the same object: it ignores the condition "
+                "(If-None-Match). Two runs could take the same folder there: use another store."
+            )
+        if found != mine:
+            raise StorageError(
+                f"{where} gave back {len(found)} other bytes than the {len(mine)} "
                 "just written. Do not train on this storage."
             )
+        if listed != [key]:
+            raise StorageError(
+                f"{where} does not list an object that was just written. Do not train on this "
+                "storage."
+            )
+
+    def _pages(self, prefix: str, *, deep: bool) -> Iterator[Page]:
+        after: str | None = None
+        while True:
+            page: Page = self._call(
+                "list",
+                prefix,
+                lambda full, after=after: self._folder.list(full, deep=deep, after=after),  # type: ignore[misc]  # mypy does not infer a lambda's default
+                may_be_root=True,
+            )
+            yield page
+            after = page.after
+            if after is None:
+                return
+
+    def _fetch_piece(self, key: str, start: int, length: int, version: str | None = None) -> Piece:
+        def fetch(full: str) -> Piece:
+            return self._folder.fetch(full, start, length, version=version)
+
+        return self._call("read", key, fetch, size=length)
+
+    def _fetch(self, key: str, version: str | None) -> Callable[[int, int], bytes]:
+        """Return what fetches bytes that are known to be there, of one version of an object."""
+
+        def fetch(start: int, length: int) -> bytes:
+            data = self._fetch_piece(key, start, length, version).data
+            if len(data) != length:
+                raise StorageError(
+                    f"{shown_url(self.url)}/{key} ended while it was read: {len(data)} bytes from "
+                    f"byte {start} on, instead of {length}. It was replaced, or is damaged."
+                )
+            return data
+
+        return fetch
+
+    def _find_last_segment(self, key: str) -> LastSegment:
+        """Return where a log goes on that somebody else began."""
+        try:
+            first = self.get(key)
+        except ObjectMissing:
+            return LastSegment()
+        more = self.list(more_of(key)) if len(first) >= SEGMENT_BYTES else []
+        if not more:
+            return LastSegment(0, bytearray(first))
+        newest = more[-1].key
+        return LastSegment(int(newest.rpartition("/")[2]), bytearray(self.get(newest)))
 
     def _call(
         self,
@@ -216,30 +364,31 @@ class Objects:
         key: str,
         call: Callable[[str], T],
         *,
-        once: bool = False,
         may_be_root: bool = False,
+        size: int = 0,
     ) -> T:
-        """Make one call to the storage: every one goes through here but streamed writes."""
+        """Make one call to the storage, in time or again: every one goes through here."""
         full = self._prefix[:-1] if may_be_root and not key else self._full(key)
-        retry = Retry(budget_s=0) if once else self._retry
+        folder, limit_s = self._folder, self._try_s + size / _SLOWEST
+        is_remote = folder.is_shared and not folder.is_local
         try:
-            return retry.run(lambda: call(full))
+            return self._retry.run(
+                lambda: within(limit_s, lambda: call(full)) if is_remote else call(full),
+                may_pass=folder.may_pass,
+            )
         except Exception as error:
             raise self._failure(verb, key, error) from error
 
     def _failure(self, verb: str, key: str, error: Exception) -> StorageError:
+        if isinstance(error, StorageError):
+            return error
         where = f"{shown_url(self.url)}/{key}".rstrip("/")
         if isinstance(error, FileNotFoundError):
             return ObjectMissing(f"{where} does not exist.")
         if isinstance(error, FileExistsError):
             return _ObjectExists(f"{where} exists already.")
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        cause = _USER_INFO.sub("//", cause)
-        repair = _REPAIRS.get(getattr(error, "errno", None) or 0, _REPAIR)
-        return StorageError(
-            f"cannot {verb} {where}: {cause or type(error).__name__} "
-            f"({type(error).__name__}). {repair}"
-        )
+        cause, repair = self._folder.explain(error)
+        return StorageError(f"cannot {verb} {where}: {cause}. {repair}")
 
     def _full(self, key: str) -> str:
         """Return the key below the storage's root, if it stays inside on every kind of storage."""
@@ -254,9 +403,49 @@ class Objects:
         return self._prefix + key
 
 
+class _Target:
+    """Where an upload in parts goes: one key of a folder, each request tried again."""
+
+    def __init__(self, objects: Objects, key: str, folder: Folder, parts: Parts) -> None:
+        self._objects = objects
+        self._key = key
+        self._folder = folder
+        self._parts = parts
+        self.part_bytes = parts.part_bytes
+        self.most_parts = parts.most_parts
+
+    def put_whole(self, data: memoryview) -> None:
+        self._call(lambda full: self._folder.write(full, (data,)), size=len(data))
+
+    def begin(self, writer: str) -> str:
+        return self._call(lambda full: self._parts.begin(full, writer))
+
+    def put_part(self, upload: str, number: int, data: memoryview) -> str:
+        return self._call(lambda full: self._parts.put(full, upload, number, data), size=len(data))
+
+    def finish(self, upload: str, stamps: list[str], writer: str) -> None:
+        try:
+            self._call(
+                lambda full: self._parts.finish(full, upload, stamps),
+                size=len(stamps) * _SLOWEST,  # a second more for each part
+            )
+        except ObjectMissing as error:  # perhaps since it was finished, and the answer got lost
+            if self._call(self._parts.writer) != writer:
+                raise StorageError(
+                    f"cannot write {shown_url(self._objects.url)}/{self._key}: somebody dropped "
+                    "its upload. Try again."
+                ) from error
+
+    def drop(self, upload: str) -> None:
+        self._call(lambda full: self._parts.drop(full, upload))
+
+    def _call(self, call: Callable[[str], T], *, size: int = 0) -> T:
+        return self._objects._call("write", self._key, call, size=size)
+
+
 def shown_url(url: str) -> str:
     """Return a URL fit for a message: without user name, password and query."""
-    return _USER_INFO.sub("//", url).partition("?")[0] if "://" in url else url
+    return without_user(url).partition("?")[0] if "://" in url else url
 
 
 def _absolute(url: str) -> str:
@@ -275,6 +464,10 @@ def _folder_for(url: str) -> Folder:
     if "://" not in url:
         return LocalFolder(Path(url))
     try:
+        if url.startswith("s3://"):
+            from rayway.storage.s3 import S3Folder  # noqa: PLC0415 - botocore takes a quarter second
+
+            return S3Folder(url)
         return RemoteFolder(url)
     except (ValueError, ImportError) as error:
         raise SpecError(

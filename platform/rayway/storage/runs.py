@@ -8,6 +8,7 @@
     attempts/001/               one life of the worker group
         attempt.json            its number is taken by creating this, exclusively
         events-00000.jsonl      what a rank went through; error-00000.json: what it died of
+        events-00000.jsonl.more/000001  how it goes on where objects cannot grow, see logs.py
         logs/rank-00000.out     what a rank's process printed; .err: to stderr
         alive.json  end.json    the driver's heartbeat; how the attempt ended
     checkpoints/newest.json     the checkpoint announced last
@@ -27,6 +28,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from rayway.errors import SpecError, StorageError
+from rayway.storage.logs import is_more
 from rayway.storage.objects import ObjectMissing, Objects, shown_url
 from rayway.storage.records import Record, decode_record, encode_record
 
@@ -181,13 +183,13 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts, oldest first."""
-        names = self.objects.folders(_ATTEMPTS)
-        numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{3,9}", name))
-        return [number for number in numbers if self.objects.exists(attempt_key(number))]
+        keys = {attempt_key(number): number for number in self._attempt_folders()}
+        return [keys[key] for key in self.objects.which_exist(keys)]
 
     def newest_attempt(self) -> int:
         """Return the newest attempt's number, 0 before the first."""
-        newest = max(self.attempts(), default=0)
+        numbers = reversed(self._attempt_folders())
+        newest = next((n for n in numbers if self.objects.exists(attempt_key(n))), 0)
         # A listing may lag behind; a look-up of the next key does not.
         while self.objects.exists(attempt_key(newest + 1)):
             newest += 1
@@ -231,7 +233,11 @@ class RunFolder:
     def _keys(self, attempt: int, kind: str) -> list[str]:
         start = attempt_key(attempt, kind)
         infos = self.objects.list(start.rpartition("/")[0])
-        return [info.key for info in infos if info.key.startswith(start)]
+        return [info.key for info in infos if info.key.startswith(start) and not is_more(info.key)]
+
+    def _attempt_folders(self) -> list[int]:
+        names = self.objects.folders(_ATTEMPTS)
+        return sorted(int(name) for name in names if re.fullmatch("[0-9]{3,9}", name))
 
     def _record(self) -> Record:
         record = self.read(RUN_KEY)
@@ -248,10 +254,11 @@ def new_run_id(job_name: str, now: datetime) -> str:
     return check_run_id(f"{job_name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
 
 
-def list_runs(storage: str) -> list[str]:
+def list_runs(storage: str | Objects) -> list[str]:
     """Return the ids of the runs in a storage, sorted; none if it does not exist."""
-    objects = Objects(storage)
-    return [name for name in objects.folders() if objects.exists(f"{name}/{JOB_KEY}")]
+    objects = Objects(storage) if isinstance(storage, str) else storage
+    keys = {f"{name}/{JOB_KEY}": name for name in objects.folders()}
+    return [keys[key] for key in objects.which_exist(keys)]
 
 
 def find_run(ref: str, storage: str) -> RunFolder:

@@ -1,0 +1,47 @@
+"""The kinds of storage that all have to behave alike."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # fault_proxy, s3_server
+
+from fault_proxy import FaultProxy
+from s3_server import new_bucket, point_at, s3_server
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """An S3 server's host and port."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket."""
+    point_at(monkeypatch, f"http://{s3_address}")
+    return f"s3://{new_bucket(s3_address)}"
+
+
+@pytest.fixture
+def proxy(s3: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy that stands before the server of the bucket."""
+    with FaultProxy(s3_address, seed=7) as proxy:
+        point_at(monkeypatch, proxy.url)
+        yield proxy
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty folder on each kind of storage."""
+    if request.param == "s3":
+        yield f"{request.getfixturevalue('s3')}/runs"
+    elif request.param == "memory":
+        yield f"memory://{tmp_path}/runs"
+        MemoryFileSystem.store.clear()
+    else:
+        yield str(tmp_path / "runs")
