@@ -262,7 +262,8 @@ def test_every_batch_and_share_of_a_mixture_has_each_streams_part(
         for rank in range(world):
             begin, end = plan.share(rank, world)
             here = int((plan.stream_of[begin:end] == number).sum())
-            assert abs(here - slots[number] * (end - begin) / batch) < 2
+            # streams are spread evenly: a run of slots is off by one for each of them at most
+            assert abs(here - slots[number] * (end - begin) / batch) <= 1 + len(streams)
 
 
 def test_streams_keep_their_own_epochs() -> None:
