@@ -18,7 +18,7 @@ import json, os, sys
 import psutil, ray
 from rayway.launch.cluster import local_cluster
 
-with local_cluster(cpus=1, start_timeout_s=60):
+with local_cluster(cpus=1, start_timeout_s=60, object_store_bytes=150_000_000):
     @ray.remote(num_cpus=1)
     def work():
         return os.getcwd()
@@ -34,6 +34,7 @@ with local_cluster(cpus=1, start_timeout_s=60):
     print(json.dumps({
         "cwd": here, "listening": listening, "family": [each.pid for each in family],
         "address": ray.get_runtime_context().gcs_address, **environment,
+        "store": ray.cluster_resources()["object_store_memory"],
     }), flush=True)
     sys.stdin.readline()
 print(json.dumps({"left": [each.pid for each in psutil.Process().children(recursive=True)],
@@ -74,6 +75,7 @@ def test_a_local_cluster_is_private_and_leaves_nothing() -> None:
     with start_owner() as owner:
         facts = read(owner)
         assert facts["cwd"] == os.getcwd()
+        assert facts["store"] == 150_000_000
         assert facts["listening"]
         assert {str(ip).removeprefix("::ffff:") for ip in facts["listening"]} <= {
             "127.0.0.1",

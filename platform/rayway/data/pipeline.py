@@ -27,7 +27,7 @@ from rayway.data.wire import Parcel, to_table
 
 _TASK_THREADS = 4  # they hide the latency of the storage; the task reserves one CPU
 _READERS = 4  # a process may read for training and for validation in turn
-_TASK_RETRIES = 5
+_TASK_RETRIES = 3
 """Lives of a task whose process or node dies. A transform that kills its process ends the run."""
 
 

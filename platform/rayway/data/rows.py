@@ -10,6 +10,7 @@ the same step, as the same error, as if the rank had read by itself.
 """
 
 import asyncio
+import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayway.data.columns import Rows
 from rayway.data.engine import Engine
@@ -89,6 +91,9 @@ class Router:
         self._rank_bytes = store_bytes // 4 // world_size
         self._served: dict[str, _Served] = {}
         self._changed = asyncio.Condition()
+        threading.Thread(  # it takes two seconds, in which the ranks start, too
+            target=importlib.import_module, args=("rayway.data.pipeline",), daemon=True
+        ).start()
 
     async def begin(self, name: str, rank: int, facts: Mapping[str, object]) -> bool:
         """Ask for an order; return whether this rank has to hand it in with :meth:`serve`.
@@ -221,7 +226,9 @@ def start_router(
     group_bytes: int = GROUP_BYTES,
     segment: int = SEGMENT_TASKS,
 ) -> Any:
-    """Start a job's router and return its handle; it lives as long as the caller's Ray job.
+    """Start a job's router beside the caller and return its handle.
+
+    It lives as long as the caller's Ray job.
 
     Args:
         world_size: Number of ranks.
@@ -230,8 +237,11 @@ def start_router(
         group_bytes: What one task reads, about; a task costs Ray some 14 ms whatever it does.
         segment: Tasks of one Ray Data set.
     """
+    here = ray.get_runtime_context().get_node_id()
     actor = ray.remote(
         num_cpus=0,  # it waits most of the time
+        # no other node's end is to end it
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         max_concurrency=1000 + 2 * world_size,  # a rank's request waits in it for a block
     )(Router)
     return actor.remote(
@@ -433,8 +443,9 @@ class _Link:
 
     def leave(self) -> None:
         """Want no more blocks, and wait for no answer."""
-        with suppress(RayError):
-            self._router.leave.remote(self._name, self._rank)
+        if ray.is_initialized():  # else Ray would start a cluster, only to ask an actor of it
+            with suppress(RayError):
+                self._router.leave.remote(self._name, self._rank)
 
     def _get(self, reference: Any, waited_s: Callable[[], float], what: str) -> Any:
         """Return a value, as long as nobody waited too long for it."""

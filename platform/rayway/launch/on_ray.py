@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import ray
 
-from rayway.errors import ClusterError, SpecError
-from rayway.launch.cluster import local_cluster, ray_folder
+from rayway.data.recipe import ReaderRecipe
+from rayway.errors import ClusterError, LostError, SpecError
+from rayway.launch.cluster import OBJECT_STORE_BYTES, local_cluster, ray_folder
+from rayway.launch.engine_choice import choose_engine
 from rayway.launch.preflight import available_cpus
 from rayway.spec.job import Job
+from rayway.spec.load import Resolved, job_from_json
+from rayway.storage.runs import RunFolder
+
+_MOST_BLOCK_BYTES = 1 << 30
+_MEMORY_SHARE = 8
+_PATIENCE = 0.9  # of the step's deadline: who waits for data is to say so before it is ended
 
 
 class WorkersLostError(Exception):
@@ -19,11 +28,19 @@ class WorkersLostError(Exception):
 
 
 class RayWorkers:
-    """Starts groups of workers on a running cluster, one after the other."""
+    """Starts groups of workers on a running cluster, one after the other.
 
-    def __init__(self, job: Job, *, workers: int) -> None:
+    Args:
+        job: What they train.
+        workers: How many.
+        data_cpus: CPUs beside the workers for reading and transforming; 0: the workers do it.
+        block_bytes: Of the object store, what rows on their way to the workers may occupy.
+    """
+
+    def __init__(self, job: Job, *, workers: int, data_cpus: int = 0, block_bytes: int = 0) -> None:
         self._job = job
         self._workers = workers
+        self._data_cpus, self._block_bytes = data_cpus, block_bytes
         self._gpus = _gpus_per_worker(job, workers)
 
     def run(self, run_url: str, attempt: int) -> str:
@@ -36,7 +53,7 @@ class RayWorkers:
         outcome: list[str | BaseException] = []
         # Ray's control loop may not run on the thread that has to answer signals
         thread = threading.Thread(
-            target=lambda: outcome.append(self._fit(run_url, attempt)), name="fit", daemon=True
+            target=lambda: outcome.append(self._live(run_url, attempt)), name="fit", daemon=True
         )
         thread.start()
         while thread.is_alive():
@@ -46,7 +63,21 @@ class RayWorkers:
             raise ended
         return ended
 
-    def _fit(self, run_url: str, attempt: int) -> str | BaseException:
+    def _live(self, run_url: str, attempt: int) -> str | BaseException:
+        """Run an attempt with a router of its own, if Ray Data reads."""
+        if not self._data_cpus:
+            return self._fit(run_url, attempt, router=None)
+        from rayway.data.rows import start_router  # noqa: PLC0415 - most runs have none
+
+        router = start_router(
+            world_size=self._workers, data_cpus=self._data_cpus, store_bytes=self._block_bytes
+        )
+        try:
+            return self._fit(run_url, attempt, router=router)
+        finally:
+            ray.kill(router)  # its pipelines and their tasks end with it
+
+    def _fit(self, run_url: str, attempt: int, *, router: Any) -> str | BaseException:
         from ray.train import (  # noqa: PLC0415 - see _warm_up
             ControllerError,
             FailureConfig,
@@ -60,7 +91,7 @@ class RayWorkers:
 
         trainer = GangTrainer(
             work_on_rank,
-            train_loop_config={"run_url": run_url, "attempt": attempt},
+            train_loop_config={"run_url": run_url, "attempt": attempt, "router": router},
             torch_config=gang_torch_config(
                 folder=ray_folder(), attempt=attempt, timeout_s=self._job.scale.step_timeout_s
             ),
@@ -106,9 +137,40 @@ def work_on_rank(config: dict[str, Any]) -> str:
         attempt=config["attempt"],
         rank=context.get_world_rank(),
         local_rank=context.get_local_rank(),
+        shared_engine=_shared_engine(config, context),
     )
     with keep_output(task.run_url, task.attempt, task.rank):
         return run_rank(task)
+
+
+def _shared_engine(config: dict[str, Any], context: Any) -> Any:
+    """Return this rank's end of the shared pipelines, or ``None`` if it reads for itself."""
+    if config["router"] is None:
+        return None
+    from rayway.data.rows import shared_engine  # noqa: PLC0415 - as above
+    from rayway.train.feeds import TRAINING, VALIDATION  # noqa: PLC0415 - only in a worker
+
+    resolved = job_from_json(RunFolder.open(config["run_url"]).job_json())
+    return shared_engine(
+        config["router"],
+        {kind: _recipe(resolved, training=kind == TRAINING) for kind in (TRAINING, VALIDATION)},
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        timeout_s=_PATIENCE * resolved.job.scale.step_timeout_s,
+    )
+
+
+def _recipe(resolved: Resolved, *, training: bool) -> ReaderRecipe:
+    job = resolved.job
+    return ReaderRecipe(
+        code_root=resolved.code_root,
+        transform=None if job.data.transform is None else str(job.data.transform),
+        columns=job.data.columns,
+        seed=job.seed,
+        training=training,
+        invalid=job.data.invalid,
+        pad=job.data.pad,
+    )
 
 
 @contextmanager
@@ -117,11 +179,23 @@ def ray_workers(job: Job, *, workers: int) -> Iterator[RayWorkers]:
 
     Raises:
         ClusterError: Ray did not start.
-        SpecError: The machine has too few GPUs.
+        SpecError: The machine has too few GPUs, or no CPU for the data engine.
     """
+    cpus = max(available_cpus(), 1)
+    engine = choose_engine(job, workers=workers, cpus=cpus)
+    blocks = _block_bytes() if engine.data_cpus else 0
     _warm_up()
-    with local_cluster(cpus=max(available_cpus(), 1), start_timeout_s=job.scale.start_timeout_s):
-        yield RayWorkers(job, workers=workers)
+    with local_cluster(
+        cpus=cpus,
+        start_timeout_s=job.scale.start_timeout_s,
+        object_store_bytes=OBJECT_STORE_BYTES + blocks,
+    ):
+        yield RayWorkers(job, workers=workers, data_cpus=engine.data_cpus, block_bytes=blocks)
+
+
+def _block_bytes() -> int:
+    """Return what rows on their way may occupy of this machine's memory."""
+    return min(_MOST_BLOCK_BYTES, int(psutil.virtual_memory().available) // _MEMORY_SHARE)
 
 
 def _warm_up() -> None:
@@ -145,9 +219,12 @@ def _gpus_per_worker(job: Job, workers: int) -> int:
 
 def _who_died(error: Any) -> str:
     """Say which worker processes went away. Others only noticed it: their collectives failed."""
-    dead = sorted(
-        rank for rank, cause in error.worker_failures.items() if _is_death(cause)
-    ) or sorted(error.worker_failures)
+    failures = error.worker_failures
+    dead = sorted(rank for rank, cause in failures.items() if _is_death(cause))
+    lost = [cause for cause in failures.values() if isinstance(cause, LostError)]
+    if lost and not dead:
+        return str(lost[0])
+    dead = dead or sorted(failures)
     which = f"process of rank {dead[0]}" if len(dead) == 1 else f"processes of ranks {dead}"
     return f"the worker {which} died (killed, crashed, or out of memory)"
 
