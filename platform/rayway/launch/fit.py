@@ -175,9 +175,9 @@ def _train(
         stop_on_signal(folder, screen.note),
         _workers(job, workers) as group,
     ):
-        _say_ignored(screen, prepared)
+        _say_first(screen, job, prepared)
         while True:
-            attempt, from_step = _begin_attempt(folder, workers)
+            attempt, from_step = _begin_attempt(folder, workers, prepared)
             alive_key = attempt_key(attempt, "alive.json")
             with Heartbeat(lambda data, key=alive_key: folder.objects.put(key, data)):  # type: ignore[misc]  # mypy does not infer a lambda's default
                 with screen.follow(folder, attempt):
@@ -199,13 +199,14 @@ def _train(
                 time.sleep(decision.after_s)
 
 
-def _begin_attempt(folder: RunFolder, workers: int) -> tuple[int, int]:
+def _begin_attempt(folder: RunFolder, workers: int, prepared: Prepared) -> tuple[int, int]:
     """Take the next attempt's number; return it and the step it will begin at."""
     from_step = _newest_step(folder)
     attempt = folder.next_attempt(
         {
             "workers": workers,
             "from_step": from_step,
+            "data_engine": prepared.engine.name,
             "started_at": time.time(),
             "python": platform.python_version(),
             "rayway": version("rayway"),
@@ -330,11 +331,16 @@ def _refuse_taken(objects: Objects, run_id: str) -> None:
         )
 
 
-def _say_ignored(screen: "_Screen", prepared: Prepared) -> None:
+def _say_first(screen: "_Screen", job: Job, prepared: Prepared) -> None:
+    """Say who reads the data, what in it is left out, and what is not good about it."""
+    if job.data.transform is not None or job.scale.data_engine != "auto":
+        screen.note(prepared.engine.reason)
+    for advice in prepared.advice:
+        screen.note(advice)
     for index in prepared.data.all:
         if index.ignored:
             names = ", ".join(index.ignored[:5])
-            more = f" and {len(index.ignored) - 5} more" if len(index.ignored) > 5 else ""
+            more = f" and {index.ignored_count - 5} more" if index.ignored_count > 5 else ""
             screen.note(f"not data, left out in {index.root}: {names}{more}")
 
 

@@ -4,18 +4,20 @@ import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import iglob
 from pathlib import Path
 
 from rayway.data.files import filesystem_for
 from rayway.data.index import build_index
 from rayway.data.plan import Plan
 from rayway.errors import RaywayError, SpecError
+from rayway.launch.engine_choice import EngineChoice, choose_engine
 from rayway.spec.batch import BatchPlan, plan_batch
 from rayway.spec.code import user_traceback
 from rayway.spec.job import Job
 from rayway.spec.load import Resolved, check_user_code, import_object
 from rayway.train.course import Course, plan_course, plan_training
-from rayway.train.run_data import RunData, check_alike
+from rayway.train.run_data import RunData, check_alike, check_fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,9 @@ class Prepared:
     plan: Plan
     course: Course
     batch: BatchPlan
+    engine: EngineChoice
+    advice: list[str]
+    """What is not good about the data and does not hinder."""
 
 
 def check_scale(job: Job, *, workers: int) -> BatchPlan:
@@ -56,6 +61,7 @@ def prepare(resolved: Resolved, *, workers: int) -> Prepared:
     """
     job = resolved.job
     batch = check_scale(job, workers=workers)
+    engine = choose_engine(job, workers=workers, cpus=available_cpus())
     check_user_code(resolved)
     _make_data(job)
     data = _index_data(job)
@@ -65,6 +71,8 @@ def prepare(resolved: Resolved, *, workers: int) -> Prepared:
         plan=plan,
         course=plan_course(job, plan),
         batch=batch,
+        engine=engine,
+        advice=check_fit(job, data, plan, workers=workers),
     )
 
 
@@ -126,6 +134,6 @@ def _prepare(job: Job, folder: str, *, place: str) -> None:
 
 def _exists(url: str) -> bool:
     if "://" not in url:
-        return Path(url).exists()
+        return Path(url).exists() or any(iglob(url))
     filesystem, path = filesystem_for(url)
     return bool(filesystem.get_file_info(path).type.value)  # 0: not found

@@ -19,7 +19,7 @@ from rayway.storage.runs import DATA_KEY, JOB_KEY, RUN_KEY, STOP_KEY, RunFolder,
 from rayway.telemetry.alive import sign_of_life
 from rayway.train.course import count_steps, plan_training
 from rayway.train.ranks import dp_size
-from rayway.train.run_data import RunData, check_alike, read_run_data, write_run_data
+from rayway.train.run_data import RunData, check_alike, check_fit, read_run_data, write_run_data
 from rayway.train.watch import refuse_running
 
 
@@ -40,7 +40,9 @@ def take_attempt(spec: OwnSpec, at: str) -> int:
     """
     train = tuple(build_index(place, columns=spec.data.columns) for place in spec.data.sources)
     check_alike(train, spec.data)
-    steps = count_steps(spec, plan_training(spec, train))  # refuses data that fills no batch
+    plan = plan_training(spec, train)  # refuses data that fills no batch
+    check_fit(spec, RunData(train=train), plan, workers=dp_size())
+    steps = count_steps(spec, plan)
     folder = _run_folder(spec, at)
     newest = folder.newest_attempt()
     end = folder.read(attempt_key(newest, "end.json")) if newest else None

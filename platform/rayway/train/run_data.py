@@ -8,9 +8,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rayway.data.check import Finding, check_cheap, refuse
 from rayway.data.index import Index
+from rayway.data.plan import Plan
 from rayway.errors import DataError
-from rayway.spec.job import DataSpec
+from rayway.spec.job import DataSpec, Job
+from rayway.spec.own import OwnSpec
 from rayway.storage.runs import DATA_KEY, RunFolder, index_key
 
 _SCHEMA_VERSION = 2
@@ -82,6 +85,36 @@ def check_run_data(folder: RunFolder) -> None:
     """
     for index in read_run_data(folder).all:
         index.check_unchanged()
+
+
+def check_fit(spec: Job | OwnSpec, data: RunData, plan: Plan, *, workers: int) -> list[str]:
+    """Refuse data that cannot be trained on, as far as that is seen without reading it all.
+
+    Args:
+        spec: What is trained.
+        data: The indexes.
+        plan: The order of the training samples.
+        workers: Processes that read.
+
+    Returns:
+        Advice: what is not good and does not hinder.
+
+    Raises:
+        DataError: It tells all that hinders.
+    """
+    findings: list[Finding] = []
+    everything = spec.data.cover == "all"
+    batches = [1 if everything else stream.batch for stream in plan.streams]
+    for index, batch in zip(data.all, [*batches, 1], strict=False):
+        findings += check_cheap(
+            index,
+            global_batch=batch,
+            transform=spec.data.transform is not None,
+            invalid=spec.data.invalid,
+            pad=spec.data.pad,
+            workers=workers,
+        )
+    return refuse(findings)
 
 
 def check_alike(indexes: Sequence[Index], spec: DataSpec) -> None:
