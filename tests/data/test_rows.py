@@ -24,7 +24,8 @@ from rayway.data.feed import Feed, MicroBatch
 from rayway.data.index import Index, build_index
 from rayway.data.plan import Plan, plan_order
 from rayway.data.recipe import Order, ReaderRecipe
-from rayway.data.rows import ray_engine, start_router
+from rayway.data.router import start_router
+from rayway.data.rows import ray_engine
 from rayway.data.stages import Stages
 from rayway.errors import DataError, LostError, TrainingError
 from rayway.launch.cluster import LOOPBACK, local_cluster
@@ -475,6 +476,7 @@ def test_closing_ends_an_order_early(place: Place, routers: Routers) -> None:
     assert "long" in ray.get(routers(2).orders.remote())
     feeds[1].close()
     until(lambda: "long" not in ray.get(routers(2).orders.remote()))
+    until(lambda: ray.available_resources().get("CPU") == 3)  # no task runs on for nobody
 
 
 def test_a_rank_without_rows_gets_a_row_to_keep_step_with(place: Place, routers: Routers) -> None:

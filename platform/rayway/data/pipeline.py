@@ -154,8 +154,8 @@ def _run(tasks: list[Group], reference: Any, limits: Limits) -> Iterator[Any]:
             num_cpus=1,
             ray_remote_args={"max_retries": _TASK_RETRIES},
         )
-        for bundle in data.iter_internal_ref_bundles():
-            yield from bundle.blocks
+    for bundle in data.iter_internal_ref_bundles():
+        yield from bundle.blocks
 
 
 class _Tasks(Datasource):  # type: ignore[misc]  # Ray ships no types we could check against

@@ -18,7 +18,8 @@ from rayway.spec.job import Job
 from rayway.spec.load import Resolved, job_from_json
 from rayway.storage.runs import RunFolder
 
-_MOST_BLOCK_BYTES = 1 << 30
+_BLOCK_BYTES = 400 << 20
+_BLOCK_BYTES_PER_CPU = 100 << 20
 _MEMORY_SHARE = 8
 _PATIENCE = 0.9  # of the step's deadline: who waits for data is to say so before it is ended
 
@@ -67,7 +68,7 @@ class RayWorkers:
         """Run an attempt with a router of its own, if Ray Data reads."""
         if not self._data_cpus:
             return self._fit(run_url, attempt, router=None)
-        from rayway.data.rows import start_router  # noqa: PLC0415 - most runs have none
+        from rayway.data.router import start_router  # noqa: PLC0415 - most runs have none
 
         router = start_router(
             world_size=self._workers, data_cpus=self._data_cpus, store_bytes=self._block_bytes
@@ -183,7 +184,7 @@ def ray_workers(job: Job, *, workers: int) -> Iterator[RayWorkers]:
     """
     cpus = max(available_cpus(), 1)
     engine = choose_engine(job, workers=workers, cpus=cpus)
-    blocks = _block_bytes() if engine.data_cpus else 0
+    blocks = _block_bytes(engine.data_cpus) if engine.data_cpus else 0
     _warm_up()
     with local_cluster(
         cpus=cpus,
@@ -193,9 +194,10 @@ def ray_workers(job: Job, *, workers: int) -> Iterator[RayWorkers]:
         yield RayWorkers(job, workers=workers, data_cpus=engine.data_cpus, block_bytes=blocks)
 
 
-def _block_bytes() -> int:
+def _block_bytes(cpus: int) -> int:
     """Return what rows on their way may occupy of this machine's memory."""
-    return min(_MOST_BLOCK_BYTES, int(psutil.virtual_memory().available) // _MEMORY_SHARE)
+    available = int(psutil.virtual_memory().available)
+    return min(_BLOCK_BYTES + cpus * _BLOCK_BYTES_PER_CPU, available // _MEMORY_SHARE)
 
 
 def _warm_up() -> None:
