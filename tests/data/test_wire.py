@@ -55,13 +55,17 @@ def check_same(got: Rows, want: Rows) -> None:
 @given(
     units=st.lists(rows(), max_size=4),
     seconds=st.dictionaries(st.sampled_from(["read", "decode"]), st.floats(0, 10)),
-    merged=st.booleans(),
+    chunks=st.sampled_from(["as sent", "merged", "cut"]),
 )
 def test_rows_of_any_shape_come_back(
-    units: list[Rows], seconds: dict[str, float], merged: bool
+    units: list[Rows], seconds: dict[str, float], chunks: str
 ) -> None:
     table = sent(to_table(Parcel(units, seconds)))
-    got = from_table(table.combine_chunks() if merged else table)
+    if chunks != "as sent":
+        table = table.combine_chunks()
+    if chunks == "cut":
+        table = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    got = from_table(table)
     assert got.seconds == seconds
     assert got.error is None
     for one, other in zip(got.units, units, strict=True):
