@@ -1,5 +1,6 @@
 """An S3 server in this process: moto, which keeps objects in memory and believes everybody."""
 
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ SETTINGS = {
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Serve; the value is ``host:port``."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

@@ -27,12 +27,21 @@ def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{new_bucket(s3_address)}"
 
 
-@pytest.fixture
-def proxy(s3: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A proxy that stands before the server of the bucket."""
-    with FaultProxy(s3_address, seed=7) as proxy:
-        point_at(monkeypatch, proxy.url)
+@pytest.fixture(scope="session")
+def _proxy(s3_address: str) -> Iterator[FaultProxy]:
+    with FaultProxy(s3_address) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def proxy(s3: str, _proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
+    """A proxy without faults yet, that stands before the server of the bucket.
+
+    It is the same one all the time: making a client for another one takes longer than most tests.
+    """
+    _proxy.forget(seed=7)
+    point_at(monkeypatch, _proxy.url)
+    return _proxy
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -59,6 +60,9 @@ class Account:
     """How the store is reached. Its text never shows a secret."""
 
     session: Session
+    client: Any
+    """botocore's client; threads may share it."""
+
     endpoint: str | None
     """The store's address; ``None``: AWS."""
 
@@ -83,8 +87,8 @@ class Account:
         return None if found is None else (found.access_key, found.secret_key, found.token)
 
 
-def find_account() -> Account:
-    """Look for credentials, endpoint and region, anew.
+def find_account(config: Config) -> Account:
+    """Look for credentials, endpoint and region, anew, and make a client.
 
     Raises:
         StorageError: The AWS profile does not exist, or its files cannot be read.
@@ -93,14 +97,16 @@ def find_account() -> Account:
         session = get_session()
         session.set_config_variable("metadata_service_num_attempts", 1)
         found = session.get_credentials()
-        url = session.create_client("s3").meta.endpoint_url
+        client = session.create_client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise StorageError(
             f"S3 cannot be set up: {error} Check AWS_PROFILE, AWS_ENDPOINT_URL and the AWS files."
         ) from error
     method = found.method if found else None
+    url = client.meta.endpoint_url
     return Account(
         session=session,
+        client=client,
         endpoint=None if ".amazonaws.com" in url else url,
         region=session.get_config_variable("region"),
         method=method,

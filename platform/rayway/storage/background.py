@@ -53,7 +53,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
     except TimeoutError as error:
         if future.done():  # the call's own
             raise
-        raise TimeoutError(f"no answer within {limit_s:.0f} s") from error
+        raise TimeoutError(f"no answer within {limit_s:.3g} s") from error
 
 
 def check_time() -> None:

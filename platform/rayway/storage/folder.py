@@ -12,6 +12,8 @@ from typing import BinaryIO, Protocol
 Chunks = Iterable[bytes | memoryview]
 Names = list[str]  # named here, since classes below have a method called list
 Sizes = list[tuple[str, int]]
+Stamp = tuple[str, ...]
+"""What a store says of a part, to be handed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ class Parts(Protocol):
     def begin(self, key: str, writer: str) -> str:
         """Begin an upload, remember who does it, and return the upload's name."""
 
-    def put(self, key: str, upload: str, number: int, data: memoryview) -> str:
+    def put(self, key: str, upload: str, number: int, data: memoryview) -> Stamp:
         """Store a part, numbered from 1, in place of an earlier try; return its stamp."""
 
-    def finish(self, key: str, upload: str, stamps: list[str]) -> None:
+    def finish(self, key: str, upload: str, stamps: list[Stamp]) -> None:
         """Make the object of all parts; ``FileNotFoundError``: there is no such upload (now)."""
 
     def drop(self, key: str, upload: str) -> None:

@@ -19,7 +19,7 @@ from typing import BinaryIO, Self, TypeVar
 from rayway.errors import SpecError, StorageError
 from rayway.storage.background import in_order, within
 from rayway.storage.failures import without_user
-from rayway.storage.folder import Chunks, Folder, Names, Page, Parts, Piece
+from rayway.storage.folder import Chunks, Folder, Names, Page, Parts, Piece, Stamp
 from rayway.storage.local import LocalFolder
 from rayway.storage.logs import SEGMENT_BYTES, LastSegment, more_of, segment_key
 from rayway.storage.remote import RemoteFolder
@@ -292,6 +292,7 @@ class Objects:
             listed = [info.key for info in patient.list(folder)]
         except StorageError:
             with suppress(StorageError):  # the first error is the one to report
+                patient.delete([key])
                 patient.delete_folder(folder)
             raise
         patient.delete_folder(folder)
@@ -420,10 +421,10 @@ class _Target:
     def begin(self, writer: str) -> str:
         return self._call(lambda full: self._parts.begin(full, writer))
 
-    def put_part(self, upload: str, number: int, data: memoryview) -> str:
+    def put_part(self, upload: str, number: int, data: memoryview) -> Stamp:
         return self._call(lambda full: self._parts.put(full, upload, number, data), size=len(data))
 
-    def finish(self, upload: str, stamps: list[str], writer: str) -> None:
+    def finish(self, upload: str, stamps: list[Stamp], writer: str) -> None:
         try:
             self._call(
                 lambda full: self._parts.finish(full, upload, stamps),

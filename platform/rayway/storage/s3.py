@@ -28,11 +28,9 @@ from botocore.parsers import ResponseParserError
 from rayway.storage.account import Account, code_of, explain_s3, find_account, has_expired
 from rayway.storage.background import check_time
 from rayway.storage.failures import is_transient
-from rayway.storage.folder import Chunks, Names, Page, Piece
+from rayway.storage.folder import Chunks, Names, Page, Piece, Stamp
 
-PART_BYTES = 16 << 20
-"""Larger objects are sent and fetched in pieces of this size."""
-
+_PART_BYTES = 16 << 20
 _CONNECT_S, _READ_S = 5, 20  # longest waits on a socket; Objects limits the call as a whole
 _SMALL_BYTES = 64 << 10  # such a body is sent at once, without asking the store first
 _DELETE_AT_ONCE = 1000  # S3's own limit
@@ -56,6 +54,15 @@ _PASSING = (
     ResponseStreamingError,
 )
 _WRITER = "rayway-writer"
+_CONFIG = Config(
+    connect_timeout=_CONNECT_S,
+    read_timeout=_READ_S,
+    retries={"total_max_attempts": 1, "mode": "standard"},
+    max_pool_connections=32,
+    request_checksum_calculation="when_required",  # we send our own, see _body
+    response_checksum_validation="when_required",  # asked for, see fetch
+    tcp_keepalive=True,
+)
 
 
 class S3Folder:
@@ -63,6 +70,8 @@ class S3Folder:
 
     Args:
         url: ``s3://bucket`` or ``s3://bucket/prefix``.
+        part_bytes: Larger objects are sent and fetched in pieces of this size; S3 takes no parts
+            below 5 MiB.
 
     Raises:
         ValueError: The URL names no bucket.
@@ -72,12 +81,12 @@ class S3Folder:
     is_shared = True
     append = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, part_bytes: int = _PART_BYTES) -> None:
         self._bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not self._bucket:
             raise ValueError("it names no bucket")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self.parts = _S3Parts(self)
+        self.parts = _S3Parts(self, part_bytes)
 
     def write(self, key: str, chunks: Chunks) -> None:
         """Store an object whole, in place of an older one."""
@@ -93,7 +102,7 @@ class S3Folder:
         """Return bytes of an object; without a length, at most the first or next part's worth."""
         if length == 0:
             return Piece(b"", *self.size(key))
-        limit = PART_BYTES if length is None else length
+        limit = self.parts.part_bytes if length is None else length
         wanted: dict[str, Any] = {} if version is None else {"IfMatch": version}
         whole = start == 0 and length is None
         if whole:
@@ -182,7 +191,7 @@ class S3Folder:
         """Return whether the same request may succeed a little later, with new credentials even."""
         if isinstance(error, ClientError):
             if has_expired(error):
-                return _connections.renew()
+                return _accounts.renew()
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return code_of(error) in _PASSING_CODES or status in _PASSING_STATUS
         if isinstance(error, SSLError):  # a certificate does not get better
@@ -191,13 +200,13 @@ class S3Folder:
 
     def explain(self, error: Exception) -> tuple[str, str]:
         """Return (what went wrong, what to do), without a secret."""
-        return explain_s3(error, _connections.account(), self._bucket)
+        return explain_s3(error, _accounts.now(), self._bucket)
 
     def ask(self, request: str, key: str | None = None, **options: Any) -> dict[str, Any]:
         """Make one request; that there is no such key, or one already, has an error of its own."""
         if key is not None:
             options["Key"] = self._prefix + key
-        client = _connections.client()
+        client = _accounts.now().client
         try:
             answer: dict[str, Any] = getattr(client, request)(Bucket=self._bucket, **options)
         except ClientError as error:
@@ -208,27 +217,31 @@ class S3Folder:
 class _S3Parts:
     """Multipart uploads."""
 
-    part_bytes = PART_BYTES
     most_parts = 10_000
 
-    def __init__(self, folder: S3Folder) -> None:
+    def __init__(self, folder: S3Folder, part_bytes: int) -> None:
         self._folder = folder
+        self.part_bytes = part_bytes
 
     def begin(self, key: str, writer: str) -> str:
         """Begin an upload, remember who does it, and return the upload's id."""
-        answer = self._folder.ask("create_multipart_upload", key, Metadata={_WRITER: writer})
+        answer = self._folder.ask(
+            "create_multipart_upload", key, Metadata={_WRITER: writer}, ChecksumAlgorithm="CRC32"
+        )
         return str(answer["UploadId"])
 
-    def put(self, key: str, upload: str, number: int, data: memoryview) -> str:
-        """Store a part, numbered from 1, in place of an earlier try; return its etag."""
-        answer = self._folder.ask(
-            "upload_part", key, UploadId=upload, PartNumber=number, **_body(data)
-        )
-        return str(answer["ETag"])
+    def put(self, key: str, upload: str, number: int, data: memoryview) -> Stamp:
+        """Store a part, numbered from 1, in place of an earlier try; return its etag and CRC."""
+        body = _body(data)
+        answer = self._folder.ask("upload_part", key, UploadId=upload, PartNumber=number, **body)
+        return str(answer["ETag"]), body["ChecksumCRC32"]
 
-    def finish(self, key: str, upload: str, stamps: list[str]) -> None:
+    def finish(self, key: str, upload: str, stamps: list[Stamp]) -> None:
         """Make the object of all parts."""
-        parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(stamps, start=1)]
+        parts = [
+            {"PartNumber": number, "ETag": etag, "ChecksumCRC32": crc}
+            for number, (etag, crc) in enumerate(stamps, start=1)
+        ]
         self._folder.ask(
             "complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts}
         )
@@ -245,58 +258,33 @@ class _S3Parts:
         return writer
 
 
-class _Connections:
-    """One client for all folders, as long as the environment says the same."""
+class _Accounts:
+    """The account that all folders use, as long as the environment says the same."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._key: object = None
+        self._environment: object = None
         self._account: Account | None = None
-        self._client: Any = None
 
-    def client(self) -> Any:
-        """Return the client; threads share it."""
-        with self._lock:
-            self._connect()
-            return self._client
-
-    def account(self) -> Account:
+    def now(self) -> Account:
         """Return how the store is reached."""
+        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        environment = (os.getpid(), os.environ.get("HOME"), variables)
         with self._lock:
-            self._connect()
-            assert self._account is not None
+            if self._account is None or environment != self._environment:
+                self._account = find_account(_CONFIG)
+                self._environment = environment
             return self._account
 
     def renew(self) -> bool:
         """Look for credentials again; return whether there are others now."""
+        before = self.now().keys()
         with self._lock:
-            before = self._account.keys() if self._account else None
-            self._key = None
-            self._connect()
-            assert self._account is not None
-            return self._account.keys() != before
-
-    def _connect(self) -> None:
-        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        key = (os.getpid(), os.environ.get("HOME"), sorted(variables.items()))
-        if key != self._key:
-            self._account = find_account()
-            self._client = self._account.session.create_client(
-                "s3",
-                config=Config(
-                    connect_timeout=_CONNECT_S,
-                    read_timeout=_READ_S,
-                    retries={"total_max_attempts": 1, "mode": "standard"},
-                    max_pool_connections=32,
-                    request_checksum_calculation="when_required",  # we send our own, see _body
-                    response_checksum_validation="when_required",  # asked for, see fetch
-                    tcp_keepalive=True,
-                ),
-            )
-            self._key = key
+            self._account = None
+        return self.now().keys() != before
 
 
-_connections = _Connections()
+_accounts = _Accounts()
 
 
 class _Body(io.BytesIO):
@@ -312,7 +300,7 @@ def _body(data: bytes | memoryview) -> dict[str, Any]:
     """Return how a body is sent: with a checksum as a header, which every store can take."""
     crc = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
     body = bytes(data) if len(data) <= _SMALL_BYTES else _Body(data)
-    return {"Body": body, "ChecksumCRC32": crc}
+    return {"Body": body, "ChecksumAlgorithm": "CRC32", "ChecksumCRC32": crc}
 
 
 def _read(body: Any, limit: int, *, is_all: bool) -> bytes:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rayway.errors import StorageError
 from rayway.storage.background import in_order, start
-from rayway.storage.folder import Piece
+from rayway.storage.folder import Piece, Stamp
 
 AT_ONCE = 4
 """Requests of one transfer that are under way together."""
@@ -30,10 +30,10 @@ class Target(Protocol):
     def begin(self, writer: str) -> str:
         """Begin an upload in parts and return its name."""
 
-    def put_part(self, upload: str, number: int, data: memoryview) -> str:
+    def put_part(self, upload: str, number: int, data: memoryview) -> Stamp:
         """Store a part and return its stamp."""
 
-    def finish(self, upload: str, stamps: list[str], writer: str) -> None:
+    def finish(self, upload: str, stamps: list[Stamp], writer: str) -> None:
         """Make the object of the parts, once."""
 
     def drop(self, upload: str) -> None:
@@ -52,7 +52,7 @@ class Upload(io.RawIOBase):
         self._filling = bytearray()
         self._upload: str | None = None
         self._writer = secrets.token_hex(16)
-        self._stamps: list[Future[str]] = []
+        self._stamps: list[Future[Stamp]] = []
 
     def writable(self) -> bool:
         """It is."""
