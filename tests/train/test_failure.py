@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from rank_pool import Ranks
 
-from rayway.errors import CheckpointError, SpecError, TrainingError
+from rayway.errors import CheckpointError, LostError, SpecError, TrainingError
 from rayway.train.failure import RankError, describe_failure
 from rayway.train.ranks import sum_over_ranks
 
@@ -76,3 +76,8 @@ def test_the_end_of_another_rank_is_told_from_the_users_own_errors(tmp_path: Pat
 def test_the_record_comes_back_from_json() -> None:
     found = describe_failure(raised(ValueError("x")), rank=2, step=5)
     assert RankError(**json.loads(json.dumps(found.record()))) == found
+
+
+def test_a_process_that_the_rank_needs_and_lost_is_no_refusal() -> None:
+    found = describe_failure(raised(LostError("the router died")), rank=1, step=4)
+    assert (found.kind, found.message) == ("peer", "the router died")

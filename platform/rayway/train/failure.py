@@ -23,7 +23,7 @@ class RankError:
     rank: int
     kind: Kind
     """``refused``: rayway said no, and says why. ``user``: the user's code raised. ``peer``: this
-    rank only noticed that another one went away."""
+    rank only noticed that another process, most often a rank, went away."""
 
     error: str
     """The exception's class name."""
