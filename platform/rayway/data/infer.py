@@ -7,7 +7,7 @@ shards: the narrowest that holds all of its values.
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,13 @@ class Found:
 Columns = dict[str, Found]
 
 
-def find_types(place: Opened, format: str, pieces: Sequence[Piece]) -> Columns:  # noqa: A002
-    """Return the types of the columns in some pieces.
+def find_types(
+    place: Opened,
+    format: str,  # noqa: A002 - as the option
+    pieces: Sequence[Piece],
+    meter: Callable[[int], None] = lambda _: None,
+) -> Columns:
+    """Return the types of the columns in some pieces; ``meter`` is told the bytes read, about.
 
     Raises:
         DataError: A file cannot be parsed, or holds values that no type has in common.
@@ -55,7 +60,7 @@ def find_types(place: Opened, format: str, pieces: Sequence[Piece]) -> Columns: 
     look = _csv_types if format == "csv" else _json_types
     found: Columns = {}
     for piece in merge(pieces):
-        found = join([found, look(place, piece)], texts=format == "csv")
+        found = join([found, look(place, piece, meter)], texts=format == "csv")
     return found
 
 
@@ -174,12 +179,13 @@ def _join_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _csv_types(place: Opened, piece: Piece) -> Columns:
+def _csv_types(place: Opened, piece: Piece, meter: Callable[[int], None]) -> Columns:
     name = place.name(piece.path)
     found: dict[str, _Text] = {}
     for batch in _open_csv(place, piece, None):
         for column, values in zip(batch.schema.names, batch.columns, strict=True):
             found.setdefault(column, _Text()).take(values)
+        meter(batch.nbytes)
     return {column: Found(each.type(), name, each.long) for column, each in found.items()}
 
 
@@ -277,13 +283,14 @@ def _header(stream: Any, path: str) -> list[str]:
     return list(first.schema.names)
 
 
-def _json_types(place: Opened, piece: Piece) -> Columns:
+def _json_types(place: Opened, piece: Piece, meter: Callable[[int], None]) -> Columns:
     name = place.name(piece.path)
     found: Columns = {}
     row = 0
     for at, block in line_blocks(place, piece):
         table = _parse_json(block, at, name, (row, piece.first), None)
         row += block.count(b"\n")
+        meter(len(block))
         if table is not None:
             part = {field.name: Found(_plain(field.type), name) for field in table.schema}
             found = join([found, part], texts=False)

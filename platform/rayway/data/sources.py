@@ -26,7 +26,7 @@ COMPRESSED = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 """The end of a packed file's name -> Arrow's word for it."""
 
 _GLOB = re.compile(r"[*?\[]")
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _FOOTER_THREADS = 16
 _MARKER = re.compile(
     r"\..*|.*\.crc|__MACOSX|__pycache__|"
