@@ -20,6 +20,7 @@ class Stages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds = {READ: 0.0, DECODE: 0.0, TRANSFORM: 0.0}
+        self._contended_s = 0.0
 
     def add(self, name: str, seconds: float) -> None:
         """Add to the stage ``name``; one that is not known yet begins at 0."""
@@ -31,25 +32,38 @@ class Stages:
         with self._lock:
             return dict(self._seconds)
 
+    @property
+    def contended_s(self) -> float:
+        """The part of it all in which threads waited for a core or for Python's lock, in seconds.
+
+        Where it is a large part, more threads would read no faster.
+        """
+        return self._contended_s
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Split the time of the body into ``read`` and ``decode``."""
-        wall, busy = perf_counter(), thread_time() + _queued_s()
+        wall, cpu, queued = perf_counter(), thread_time(), _queued_s()
         try:
             yield
         finally:
-            used = thread_time() + _queued_s() - busy
-            self.add(READ, max(perf_counter() - wall - used, 0.0))
-            self.add(DECODE, used)
+            used, waited = thread_time() - cpu, _queued_s() - queued
+            with self._lock:
+                self._seconds[DECODE] += used + waited
+                self._seconds[READ] += max(perf_counter() - wall - used - waited, 0.0)
+                self._contended_s += waited
 
     @contextmanager
     def transforming(self) -> Iterator[None]:
         """Add the time of the body to ``transform``."""
-        begin = perf_counter()
+        wall, cpu = perf_counter(), thread_time()
         try:
             yield
         finally:
-            self.add(TRANSFORM, perf_counter() - begin)
+            took = perf_counter() - wall
+            with self._lock:
+                self._seconds[TRANSFORM] += took
+                self._contended_s += max(took - (thread_time() - cpu), 0.0)
 
 
 def _queued_s() -> float:
@@ -58,7 +72,7 @@ def _queued_s() -> float:
     More threads decode at once than there are cores. Without this they seem to wait for storage.
     """
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
