@@ -57,7 +57,7 @@ def test_rows_come_in_the_order_of_the_units(
 def test_read_ahead_begins_at_two_and_grows_by_one_a_wait_within_the_budget(
     budget: int, most: int
 ) -> None:
-    taken, slow = 0, True
+    taken, slow, one_at_a_time = 0, True, threading.Lock()
 
     def units() -> Iterator[Unit]:
         nonlocal taken
@@ -66,8 +66,8 @@ def test_read_ahead_begins_at_two_and_grows_by_one_a_wait_within_the_budget(
             yield unit
 
     def read(unit: Unit) -> Rows:
-        if slow:
-            time.sleep(0.02)
+        with one_at_a_time:  # whoever asks at once has to wait
+            time.sleep(0.01 if slow else 0)
         return rows_of(unit)
 
     tables = local_engine(read, budget_bytes=budget, unit_bytes=100)(units())
