@@ -13,7 +13,7 @@ from rayway.storage.runs import STOP_KEY, RunFolder, events_key, output_key
 from rayway.telemetry.console import Progress
 from rayway.telemetry.follow import LineTail, Tail
 
-_POLL_S = 0.1
+_POLL_S, _REMOTE_POLL_S = 0.1, 1.0  # a look at an object store is two requests or more
 
 
 class Follower:
@@ -21,9 +21,10 @@ class Follower:
 
     def __init__(self, folder: RunFolder, attempt: int, progress: Progress) -> None:
         events, output = events_key(attempt, 0), output_key(attempt, 0, "out")
-        self._events = Tail(lambda: folder.objects.open_read(events))
-        self._output = LineTail(lambda: folder.objects.open_read(output))
+        self._events = Tail(lambda: folder.objects.open_log(events))
+        self._output = LineTail(lambda: folder.objects.open_log(output))
         self._progress = progress
+        self._every_s = _POLL_S if folder.objects.is_local else _REMOTE_POLL_S
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
         self._thread.start()
@@ -41,7 +42,7 @@ class Follower:
         self._thread.join(timeout=10.0)
 
     def _follow(self) -> None:
-        while not self._closing.wait(_POLL_S):
+        while not self._closing.wait(self._every_s):
             self._look()
         self._look()  # what came with the end
 

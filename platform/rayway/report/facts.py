@@ -156,7 +156,8 @@ def read_logs(folder: RunFolder, attempts: list[int]) -> dict[int, Decoded]:
 
 def _read_log(folder: RunFolder, attempt: int) -> Decoded:
     try:
-        return decode(folder.objects.get(events_key(attempt, 0)))
+        with folder.objects.open_log(events_key(attempt, 0)) as log:
+            return decode(log.read())
     except ObjectMissing:
         return decode(b"")
 
@@ -165,7 +166,7 @@ def _read_ends(folder: RunFolder, attempt: int) -> Decoded:
     """Return the first and the last events of an attempt."""
     head_bytes, tail_bytes = 4_000, 64_000
     try:
-        with folder.objects.open_read(events_key(attempt, 0)) as log:
+        with folder.objects.open_log(events_key(attempt, 0)) as log:
             size = log.seek(0, io.SEEK_END)
             log.seek(0)
             if size <= head_bytes + tail_bytes:
