@@ -131,3 +131,11 @@ def test_the_ray_train_counterpart_trains_and_goes_on(tmp_path: Path, ray_folder
         )
     steps = [each["step"] for each in numbers(tmp_path / "out") if "loss" in each]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_the_index_at_scale_is_measured(tmp_path: Path) -> None:
+    found = result("index_scale", "--shards", "1000", folder=tmp_path)
+    assert found["row_groups"] == 10_000
+    assert found["index_bytes"] < 100_000
+    assert found["load_s"] > 0
+    assert found["resume_at_90_percent_first_64_units_s_of_8_ranks"] > 0

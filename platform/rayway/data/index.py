@@ -268,7 +268,7 @@ def _checksum(index: Index) -> str:
     hashed.update(json.dumps([index.stamps, list(index.nulls)]).encode())
     hashed.update(index.schema.serialize())
     for numbers in (index.rows, index.shard, index.ordinal, *index.nulls.values()):
-        hashed.update(numbers.astype(np.int64).tobytes())
+        hashed.update(numbers.astype(np.int64, copy=False).tobytes())
     return hashed.hexdigest()[:16]
 
 
