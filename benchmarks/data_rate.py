@@ -57,12 +57,15 @@ class Case:
     script: str
     how: str = ""
     peer: bool = False
-    """It runs in the peers' environment and reads a format of its own, unless ``parquet``."""
-    parquet: bool = False
+    """It runs in the peers' environment and reads a format of its own."""
     one_process: bool = False
     """One process stands for all consumers."""
     core_each: bool = False
     stores: tuple[str, ...] = ("disk", "s3")
+
+    def runs_on(self, setting: "Setting") -> bool:
+        """Tell whether the case has anything to show there; peers have one format for tokens."""
+        return setting.store in self.stores and not (self.peer and setting.data == "tokens_list")
 
 
 CASES = {
@@ -76,7 +79,7 @@ CASES = {
     "torch DataLoader, 1 worker": Case(script="torch", how="1"),
     "LitData": Case(script="litdata", peer=True),
     "WebDataset": Case(script="webdataset", peer=True),
-    "HF datasets": Case(script="hf", peer=True, parquet=True),
+    "HF datasets": Case(script="hf", peer=True),
     "MosaicML Streaming": Case(script="mds", peer=True),
     "rayway ray": Case(script="ray", how="rayway", one_process=True),
     "Ray Data": Case(script="ray", how="data", one_process=True),
@@ -166,7 +169,7 @@ class Bench:
         place, made = self.folder / "own" / _own_name(case, setting), False
         if case.script in ("rayway", "ray"):
             asked = self._asked(case, setting, scratch)
-        elif case.peer and not case.parquet and not place.exists():
+        elif case.peer and not place.exists():
             made = True
             note(f"converting to {place}")
             shutil.rmtree(f"{place}.making", ignore_errors=True)
@@ -318,11 +321,11 @@ def s3_server(folder: Path, delay_ms: float) -> Iterator[str]:
         text=True,
     )
     assert server.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-    finally:
-        server.kill()
-        server.wait()
+    with server:
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
 
 
 def all_rounds(
@@ -331,7 +334,7 @@ def all_rounds(
     """Run everything in turn; return the figures, and why which case has none."""
     found: dict[Setting, dict[str, list[Figures]]] = defaultdict(lambda: defaultdict(list))
     refused: dict[str, str] = {}
-    todo = [(s, c) for s in settings for c in cases if s.store in CASES[c].stores]
+    todo = [(s, c) for s in settings for c in cases if CASES[c].runs_on(s)]
     for number in range(rounds):
         for setting, name in reversed(todo) if number % 2 else todo:
             if f"{setting}: {name}" in refused:

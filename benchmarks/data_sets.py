@@ -17,6 +17,8 @@ from measure import note
 SHARDS = 64
 TOKENS = 129
 PIXELS = 3072
+GROUP_ROWS = 2344
+"""Of tokens, in a row group."""
 
 
 def token_table(rows: int, shard: int) -> pa.Table:
@@ -47,16 +49,24 @@ def image_table(rows: int, shard: int) -> pa.Table:
 
 
 MAKERS: dict[str, tuple[Callable[[int, int], pa.Table], int, dict[str, object]]] = {
-    "tokens": (token_table, 2344, {"compression": "none", "use_dictionary": False}),
-    "tokens_list": (token_list_table, 2344, {}),
+    "tokens": (token_table, GROUP_ROWS, {"compression": "none", "use_dictionary": False}),
+    "tokens_list": (token_list_table, GROUP_ROWS, {}),
     "images": (image_table, 391, {"compression": "none", "use_dictionary": False}),
 }
 """Name -> what makes a shard of so many rows, the rows of a row group, how it is written."""
 
 
-def make_set(folder: Path, name: str, *, shards: int = SHARDS, groups_per_shard: int = 2) -> int:
+def make_set(
+    folder: Path,
+    name: str,
+    *,
+    shards: int = SHARDS,
+    groups_per_shard: int = 2,
+    group_rows: int | None = None,
+) -> int:
     """Make a data set in ``folder/name`` unless it is there, and return its rows."""
-    make, group_rows, how = MAKERS[name]
+    make, usual_rows, how = MAKERS[name]
+    group_rows = group_rows or usual_rows
     rows = group_rows * groups_per_shard
     place = folder / name
     if not place.exists():

@@ -30,8 +30,10 @@ def rows(asked: Asked) -> Iterator[Any]:
     """Yield the source's rows as its items."""
     for arrays in stored_arrays(asked):
         for row in range(len(next(iter(arrays.values())))):
-            items = {name: torch.as_tensor(array[row]) for name, array in arrays.items()}
-            yield items if asked.images else items["tokens"]
+            if asked.images:  # as numpy: its tensors take 20 times as long to read
+                yield {"image": arrays["image"][row], "label": int(arrays["label"][row])}
+            else:
+                yield torch.from_numpy(arrays["tokens"][row].copy())
 
 
 def convert(asked: Asked) -> None:
