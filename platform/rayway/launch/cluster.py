@@ -11,6 +11,7 @@ machine has no use for.
 
 import logging
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import _enable_token_auth
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray._private.ray_logging import stdout_deduplicator
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # it is Cython
 
 from rayway.errors import ClusterError
@@ -93,6 +95,9 @@ def local_cluster(
     with _warden(folder), _environment(settings):
         try:
             try:
+                # Ray prints its own errors to stdout, which is for what a script reads; what they
+                # tell is raised as well
+                stdout_deduplicator.skip_re = re.compile("")
                 node = _start_head(folder, cpus=cpus, object_store_bytes=object_store_bytes)
                 ray.init(
                     address=node.gcs_address,

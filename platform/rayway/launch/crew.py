@@ -1,5 +1,6 @@
 """Runs a function over tasks, each on a CPU of its own: a Ray Data job, or in this process."""
 
+import importlib
 import logging
 import os
 import pickle
@@ -66,6 +67,8 @@ class Crew:
                 yield place, call(task, _Meter(partial(_tell, tick, place)))
             return
         if not self._started:
+            # two seconds, while the cluster starts
+            threading.Thread(target=_import_ray_data, name="warm-up", daemon=True).start()
             self._open.enter_context(
                 local_cluster(cpus=self._cpus, start_timeout_s=_START_TIMEOUT_S)
             )
@@ -120,17 +123,20 @@ def _pump(
         answers.put((-1, error))
 
 
-def _dataset(call: Call[T, R], tasks: Sequence[T], meters: str) -> Any:
-    import ray.data  # noqa: PLC0415 - two seconds, and only where there is something to do
+def _import_ray_data() -> Any:
+    return importlib.import_module("ray.data")
 
-    context = ray.data.DataContext.get_current()
+
+def _dataset(call: Call[T, R], tasks: Sequence[T], meters: str) -> Any:
+    data = _import_ray_data()
+    context = data.DataContext.get_current()
     context.enable_progress_bars = False
     # an answer is small; Ray Data would hold back tasks for lack of room for 128 MB from each
     context.target_max_block_size = 1 << 20
     context.op_resource_reservation_enabled = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     items = [{"place": i, "task": pickle.dumps(task)} for i, task in enumerate(tasks)]
-    return ray.data.from_items(items, override_num_blocks=len(items)).map(
+    return data.from_items(items, override_num_blocks=len(items)).map(
         _answer, fn_kwargs={"call": call, "meters": meters}, num_cpus=1
     )
 
