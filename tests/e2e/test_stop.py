@@ -23,13 +23,14 @@ def test_a_signal_stops_a_run_in_this_process_with_a_checkpoint(bench: Bench, nu
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_on_ray_goes_on_to_the_same_numbers(
-    bench: Bench, undisturbed: dict[str, Any]
+    bench: Bench, undisturbed: dict[str, Any], number: int
 ) -> None:
     driver = bench.start("run", "tiny.py", "--run-id", "r", *SLOW)
     wait_until(lambda: bench.step("r") >= 7, timeout_s=90)
     processes = family(driver.pid)
-    os.kill(driver.pid, signal.SIGINT)
+    os.kill(driver.pid, number)
     assert driver.wait(timeout=30) == 130
     assert not [each for each in processes if runs(each)]
     stopped = bench.show("r")

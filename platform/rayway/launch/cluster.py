@@ -13,9 +13,11 @@ import logging
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,11 +101,12 @@ def local_cluster(
                 # tell is raised as well
                 stdout_deduplicator.skip_re = re.compile("")
                 node = _start_head(folder, cpus=cpus, object_store_bytes=object_store_bytes)
-                ray.init(
-                    address=node.gcs_address,
-                    log_to_driver=False,  # what workers print goes into the run folder
-                    logging_level=logging.CRITICAL,
-                )
+                with _own_signals():
+                    ray.init(
+                        address=node.gcs_address,
+                        log_to_driver=False,  # what workers print goes into the run folder
+                        logging_level=logging.CRITICAL,
+                    )
             except Exception as error:
                 raise ClusterError(
                     f"Ray did not start on this machine: {error}. Look for a full disk, too little "
@@ -114,6 +117,19 @@ def local_cluster(
             ray.shutdown()
             if node is not None:
                 node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's way of taking SIGTERM: Ray puts its own in place, which just exits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ray_folder() -> Path:
