@@ -23,6 +23,7 @@ _ADVICE = {
     "has lists of lists": _ALIKE,
     "has rows of shape": _PAD,
     "has lists of": _PAD,
+    "dictionary": "Store the values themselves, in data.prepare.",
     "decimal": "Make it a float64, or an integer of its smallest unit, in data.prepare.",
     "timestamp": "Make it an int64, or a float64 of seconds, in data.prepare or data.transform.",
     "date": "Make it an int32 of days in data.prepare or data.transform.",
@@ -31,7 +32,6 @@ _ADVICE = {
     "string": "Leave it out with data.columns, or make numbers of it in data.prepare or "
     "data.transform.",
     "binary": "Decode it in data.prepare or data.transform, or leave it out with data.columns.",
-    "dictionary": "Store the values themselves, in data.prepare.",
 }
 """What is in the reason why a column is no tensor -> what to do; the first that fits."""
 

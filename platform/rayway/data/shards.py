@@ -222,11 +222,6 @@ def _check_pad(pad: Mapping[str, int], columns: Mapping[str, pa.DataType | None]
                 f"data.pad names column {name!r}, and {of} has no such column. "
                 f"It has: {', '.join(columns)}."
             )
-        if mask_name(name) in columns:
-            raise DataError(
-                f"data.pad of column {name!r} makes a column {mask_name(name)!r}, and {of} has "
-                f"one of that name. Leave it out with data.columns, or rename it."
-            )
         kind = columns[name]
         if kind is not None and not is_list(kind):
             raise DataError(
@@ -237,6 +232,11 @@ def _check_pad(pad: Mapping[str, int], columns: Mapping[str, pa.DataType | None]
             raise DataError(
                 f"data.pad names column {name!r}, which is {kind} in {of}: lists of lists cannot "
                 f"be padded. Make one list of each row in data.prepare or data.transform."
+            )
+        if mask_name(name) in columns:
+            raise DataError(
+                f"data.pad of column {name!r} makes a column {mask_name(name)!r}, and {of} has "
+                f"one of that name. Leave it out with data.columns, or rename it."
             )
 
 
