@@ -171,8 +171,9 @@ def schema_of(root: Path, *names: str) -> pa.Schema:
 def test_a_column_has_the_type_that_holds_all_of_its_values(tmp_path: Path) -> None:
     put(
         tmp_path,
-        a_dot_csv="i,f,b,s,late,id\n1,1,true,1,1,12345678901234567890\n2,,false,x,2,1.5\n",
-        b_dot_csv="f,i,b,s,late,id\n2.5,3,TRUE,,x,1\n",
+        a_dot_csv="i,f,b,s,late,id,wide\n1,1,true,1,1,12345678901234567890,9007199254740993\n"
+        "2,,false,x,2,1.5,1\n",
+        b_dot_csv="f,i,b,s,late,id,wide\n2.5,3,TRUE,,x,1,0.5\n",
     )
     schema = schema_of(tmp_path, "a.csv", "b.csv")
     assert dict(zip(schema.names, map(str, schema.types), strict=True)) == {
@@ -181,12 +182,16 @@ def test_a_column_has_the_type_that_holds_all_of_its_values(tmp_path: Path) -> N
         "b": "bool",
         "s": "string",
         "late": "string",
-        "id": "string",  # as a number it would lose digits
+        "id": "string",  # as numbers they would lose digits
+        "wide": "string",
     }
     rows = everything(
         csv_rows(Opened.at(str(tmp_path)), [*whole("a.csv"), *whole("b.csv")], schema)
     )
-    assert rows.to_pylist()[2] == {"i": 3, "f": 2.5, "b": True, "s": "", "late": "x", "id": "1"}
+    assert rows.drop(["id", "wide"]).to_pylist()[2] == (
+        {"i": 3, "f": 2.5, "b": True, "s": "", "late": "x"}
+    )
+    assert rows["wide"].to_pylist() == ["9007199254740993", "1", "0.5"]
     assert rows["id"].to_pylist()[0] == "12345678901234567890"
 
 
