@@ -205,6 +205,13 @@ def test_each_bad_value_is_told_with_its_place(write: Write, tmp_path: Path) -> 
         assert "NaN" in whole(tmp_path, **fine)[0].text, "said all the same"
 
 
+def test_the_place_is_right_far_into_a_large_row_group(write: Write, tmp_path: Path) -> None:
+    x = np.zeros(200_000)
+    x[150_001] = np.nan
+    write({"x": x}, row_group_size=200_000)
+    assert "(row group 0, row 150001)" in problems(whole(tmp_path))[0]
+
+
 def test_values_inside_lists_have_the_place_of_their_row(write: Write, tmp_path: Path) -> None:
     rows = [[1.0], None, [], [2.0, float("nan")], [3.0], [4.0, 5.0, 6.0, None]]
     write({"x": rows})

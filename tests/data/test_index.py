@@ -383,6 +383,11 @@ def test_nulls_are_counted_by_shard_and_column_where_the_footers_tell(whole: Ind
     assert {name: counts.tolist() for name, counts in whole.nulls.items()} == {"x": [3, 0, 0]}
 
 
+def test_empty_lists_are_not_taken_for_nulls(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 3, x=pa.array([[1], [], [2, 3]]))
+    assert build_index(str(tmp_path)).nulls == {}
+
+
 def test_the_size_of_a_row_group_counts_decoded_values(tmp_path: Path) -> None:
     # the same value over and over is tiny in the file, not in memory
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 8000), 8)
