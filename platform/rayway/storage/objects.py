@@ -260,6 +260,7 @@ class Objects:
         """Remove objects, in the order given; one that is gone already is fine."""
         for key in keys:
             self._call("delete", key, self._folder.delete)
+            self._last_segments.pop(self._full(key), None)
 
     def delete_folder(self, prefix: str) -> None:
         """Remove the folder ``prefix`` with all that is in it, unfinished writes included."""
