@@ -1,5 +1,9 @@
-"""The kinds of storage that all have to behave alike."""
+"""The kinds of storage that all have to behave alike.
 
+With ``RAYWAY_TEST_S3=weed``, S3 is SeaweedFS instead of moto; see ``s3_server``.
+"""
+
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +14,20 @@ from fsspec.implementations.memory import MemoryFileSystem
 sys.path.insert(0, str(Path(__file__).parents[1]))  # fault_proxy, s3_server
 
 from fault_proxy import FaultProxy
-from s3_server import new_bucket, point_at, s3_server
+from s3_server import Weed, new_bucket, point_at, s3_server
 
 
 @pytest.fixture(scope="session")
-def s3_address() -> Iterator[str]:
+def s3_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An S3 server's host and port."""
-    with s3_server() as address:
-        yield address
+    if os.environ.get("RAYWAY_TEST_S3") != "weed":
+        with s3_server() as address:
+            yield address
+        return
+    weed = Weed(tmp_path_factory.mktemp("weed"))
+    weed.start()
+    yield weed.address
+    weed.kill()
 
 
 @pytest.fixture

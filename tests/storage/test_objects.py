@@ -97,7 +97,9 @@ def test_a_folder_is_deleted_with_everything_in_it_and_nothing_else(objects: Obj
         objects.put(key, b"1")
     objects.delete_folder("a/b")
     assert [info.key for info in objects.list()] == ["a/bc", "b"]
-    assert objects.folders("a") == []
+    assert objects.list("a/b") == []
+    if os.environ.get("RAYWAY_TEST_S3") != "weed":  # it lists empty folders for a while
+        assert objects.folders("a") == []
 
 
 def test_an_object_appears_only_when_its_writer_is_done(objects: Objects) -> None:

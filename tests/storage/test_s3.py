@@ -324,9 +324,11 @@ def test_a_store_that_only_trickles_is_given_up_in_time(
 
 
 def test_an_error_says_what_was_asked_of_whom_with_whose_credentials_and_no_secret(
-    objects: Objects, proxy: FaultProxy
+    objects: Objects, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy.add(refuse(403, message=f"no {SETTINGS['AWS_SECRET_ACCESS_KEY']} for you"))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "CANARY-t0ken")
+    secret = SETTINGS["AWS_SECRET_ACCESS_KEY"]
+    proxy.add(refuse(403, message=f"no {secret} or CANARY-t0ken for you"))
     with proxy.counted() as calls, pytest.raises(StorageError) as caught:
         objects.put("a", b"1")
     assert sum(calls.values()) == 1  # asking again would not help
