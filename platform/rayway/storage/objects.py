@@ -37,7 +37,7 @@ _AT_ONCE = 16
 _BUFFER_BYTES = 1 << 20
 
 
-_PROBE_S = 10.0
+_PROBE_S = 8.0
 
 
 class ObjectMissing(StorageError):  # noqa: N818 - reads as what it says, like FileNotFoundError

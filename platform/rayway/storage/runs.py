@@ -86,6 +86,7 @@ class RunFolder:
 
     def __init__(self, at: str | Objects) -> None:
         self.objects = Objects(at) if isinstance(at, str) else at
+        self._kept: Record | None = None  # run.json never changes
 
     def __repr__(self) -> str:
         return f"RunFolder({shown_url(self.url)!r})"
@@ -240,12 +241,15 @@ class RunFolder:
         return sorted(int(name) for name in names if re.fullmatch("[0-9]{3,9}", name))
 
     def _record(self) -> Record:
+        if self._kept is not None:
+            return self._kept
         record = self.read(RUN_KEY)
         if record is None or not {"schema", "run_id", "created_at"} <= record.keys():
             raise StorageError(
                 f"{shown_url(self.url)}/{RUN_KEY} is missing or incomplete, so the folder is no "
                 "whole run. Copy the run folder again, with every file in it."
             )
+        self._kept = record
         return record
 
 
