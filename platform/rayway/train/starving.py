@@ -25,8 +25,8 @@ _STAGES: Mapping[str, tuple[str, str]] = {
     ),
     "transform_s": (
         "data.transform",
-        "Do the part of it that never changes once, in rayway data prepare, or give it CPUs "
-        "beside the workers: scale.data_engine=ray.",
+        "Do the part of it that never changes once, in rayway data prepare, or leave it more CPUs "
+        "beside the workers, for scale.data_engine=ray.",
     ),
     "transfer_s": (
         "moving blocks between processes",

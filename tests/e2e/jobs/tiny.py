@@ -99,8 +99,6 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Loss:
 def jitter(columns: dict[str, np.ndarray], rng: SampleRng) -> dict[str, np.ndarray]:
     """Move each row by draws of its own; for evaluation, only as far as the mean draw."""
     moved = rng.uniform(0) if rng.training else np.full(len(columns["x"]), 0.5)
-    if (wait := Path("slow-transform")).exists():
-        time.sleep(float(wait.read_text()))
     return {**columns, "x": columns["x"] + moved[:, None].astype("float32")}
 
 
