@@ -9,11 +9,17 @@ import pytest
 
 import rayway
 from rayway.checkpoint.manifest import Manifest, Marker
+from rayway.checkpoint.share import plan_share
 from rayway.errors import CheckpointError, StorageError
 from rayway.storage.objects import Objects
 from rayway.storage.runs import RunFolder
 
-FILES = ["model.safetensors", "optimizer.safetensors", "manifest.json", "COMMITTED"]
+FILES = [
+    "rank-00000.model-0.safetensors",
+    "rank-00000.optimizer-0.safetensors",
+    "manifest.json",
+    "COMMITTED",
+]
 NEWEST, OLDER = "step-00000012.attempt-001", "step-00000009.attempt-001"
 Damage = Callable[[Objects], None]
 
@@ -105,7 +111,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_older_used(
 ) -> None:
     store = begin(run)
     for step in [9, 12]:
-        store.save(step, state(step), {"step": step}, f"{step:064d}")
+        store.save(step, plan_share(state(step)), {"step": step})
     damage, file = CASES[case]
     damage(run.checkpoints)
     told: list[str] = []
@@ -124,7 +130,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_older_used(
 def test_when_all_are_damaged_the_run_does_not_begin_anew(run, begin, state, file) -> None:
     store = begin(run)
     for step in [9, 12]:
-        store.save(step, state(step), {}, "0" * 64)
+        store.save(step, plan_share(state(step)), {})
     for folder in (OLDER, NEWEST):
         run.checkpoints.put(f"{folder}/{file}", b"")
     told: list[str] = []
@@ -135,8 +141,8 @@ def test_when_all_are_damaged_the_run_does_not_begin_anew(run, begin, state, fil
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, new_run, begin, state) -> None:
     ours, theirs = new_run(str(tmp_path / "ours")), new_run(str(tmp_path / "theirs"))
-    begin(ours).save(9, state(9), {}, "0" * 64)
-    begin(theirs).save(12, state(12), {}, "0" * 64)
+    begin(ours).save(9, plan_share(state(9)), {})
+    begin(theirs).save(12, plan_share(state(12)), {})
     (tmp_path / f"theirs/checkpoints/{NEWEST}").rename(tmp_path / f"ours/checkpoints/{NEWEST}")
     told: list[str] = []
     loaded = begin(ours).load_newest(told.append)
@@ -149,7 +155,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path, new_run, begin, state) -> Non
     run = new_run(str(tmp_path / "a-1"))
     store = begin(run)
     for step in [9, 12]:
-        store.save(step, state(step), {}, "0" * 64)
+        store.save(step, plan_share(state(step)), {})
     folder = tmp_path / "a-1/checkpoints"
     (folder / NEWEST).rename(folder / "step-00000015.attempt-001")
     told: list[str] = []
@@ -171,7 +177,7 @@ def test_an_unreachable_storage_is_no_reason_to_take_an_older_one(
     run = new_run(str(tmp_path / "a-1"))
     store = begin(run)
     for step in [9, 12]:
-        store.save(step, state(step), {}, "0" * 64)
+        store.save(step, plan_share(state(step)), {})
     with pytest.raises(StorageError, match="no answer"):
         begin(RunFolder(Unreachable(run.url))).load_newest(lambda line: None)
 
@@ -199,7 +205,7 @@ def test_a_pickle_in_place_of_a_file_never_runs(run, begin, state, tmp_path, fil
     canary = tmp_path / "canary_H30"
     store = begin(run)
     for step in [9, 12]:
-        store.save(step, state(step), {}, "0" * 64)
+        store.save(step, plan_share(state(step)), {})
     run.checkpoints.put(f"{NEWEST}/{file}", payload_for(canary))
     told: list[str] = []
     loaded = begin(run).load_newest(told.append)
@@ -215,7 +221,7 @@ def test_a_pickle_that_manifest_and_marker_vouch_for_never_runs(
 ) -> None:
     canary = tmp_path / "canary_H30"
     store = begin(run)
-    store.save(12, state(12), {}, "0" * 64)
+    store.save(12, plan_share(state(12)), {})
     data = payload_for(canary)
     objects = run.checkpoints.at(NEWEST)
     manifest = Manifest.from_json(objects.get("manifest.json"))
@@ -240,7 +246,7 @@ def test_a_pickle_that_manifest_and_marker_vouch_for_never_runs(
 @pytest.mark.parametrize("file", ["run.json", "job.json", "checkpoints/newest.json"])
 def test_a_pickle_among_the_runs_records_never_runs(run, begin, state, tmp_path, file) -> None:
     canary = tmp_path / "canary_H30"
-    begin(run).save(12, state(12), {}, "0" * 64)
+    begin(run).save(12, plan_share(state(12)), {})
     run.objects.put(file, payload_for(canary))
     try:
         begin(RunFolder.open(run.url)).load_newest(lambda line: None)

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO, TypeVar
 import pytest
 
 from rayway.checkpoint import catalog
+from rayway.checkpoint.catalog import Committed
+from rayway.checkpoint.share import plan_share
 from rayway.checkpoint.store import CheckpointStore
 from rayway.storage.disk import Disk
 from rayway.storage.local import LocalFolder
@@ -22,7 +24,6 @@ from rayway.storage.objects import Objects
 from rayway.storage.runs import RunFolder
 
 T = TypeVar("T")
-SHA = "0" * 64
 KEEP = 2
 
 
@@ -81,28 +82,55 @@ class Told:
     committed: list[int] = field(default_factory=list)
 
 
-def open_store(run: RunFolder) -> CheckpointStore:
+def open_stores(run: RunFolder, ranks: int) -> list[CheckpointStore]:
+    """Begin an attempt; return the store of each rank."""
     attempt = run.next_attempt({})
-    return CheckpointStore(
-        run, attempt=attempt, is_newest_attempt=lambda: run.is_newest(attempt), clock=lambda: 0.0
-    )
+    return [
+        CheckpointStore(
+            run,
+            attempt=attempt,
+            is_newest_attempt=lambda: run.is_newest(attempt),
+            rank=rank,
+            world_size=ranks,
+            patience_s=0,
+            threads=1,
+            clock=lambda: 0.0,
+        )
+        for rank in range(ranks)
+    ]
 
 
-def live(run: RunFolder, state: Callable[[int], Any], told: Told) -> None:
+def save(stores: list[CheckpointStore], step: int, state: Any, facts: Any) -> Committed:
+    """Save as all ranks, rank 0 last: it finds the parts of the others and waits for none."""
+    equal = {f"{stem}/{name}" for stem, named in state.items() for name in named}
+    for store in reversed(stores):
+        share = plan_share(state, rank=store.rank, world_size=len(stores), replicated=equal)
+        committed = store.save(step, share, facts)
+    assert committed is not None
+    return committed
+
+
+def live(run: RunFolder, state: Callable[[int], Any], told: Told, *, ranks: int) -> None:
     """Two attempts of a run, the second going on from what the first left."""
     for steps in ([3, 6, 9], [12]):
-        store = open_store(run)
-        loaded = store.load_newest(lambda line: None)
+        stores = open_stores(run, ranks)
+        loaded = stores[0].load_newest(lambda line: None)
         for step in steps:
-            told.committed.append(store.save(step, state(step), {"step": step}, SHA).step)
-            store.prune(KEEP, None, in_use=loaded.step if loaded else None)
+            told.committed.append(save(stores, step, state(step), {"step": step}).step)
+            stores[0].prune(KEEP, None, in_use=loaded.step if loaded else None)
 
 
 def check_recovery(
-    run: RunFolder, state: Callable[[int], Any], same: Callable[..., bool], told: Told
+    run: RunFolder,
+    state: Callable[[int], Any],
+    same: Callable[..., bool],
+    told: Told,
+    *,
+    ranks: int = 1,
 ) -> None:
     """Recover, hold what is found against what was told, and train on to a clean end."""
-    store = open_store(run)
+    stores = open_stores(run, ranks)
+    store = stores[0]
     loaded = store.load_newest(lambda line: None)
     newest = max(told.committed, default=0)
     if loaded is None:
@@ -117,7 +145,7 @@ def check_recovery(
         if entry.marker or entry.problem:
             catalog.verify(run, entry)
     for step in (30, 33):
-        store.save(step, state(step), {}, SHA)
+        save(stores, step, state(step), {})
         store.prune(KEEP, None, in_use=None)
     assert [entry.step for entry in store.committed()] == [30, 33]
     assert len(run.checkpoints.folders()) == KEEP
@@ -126,8 +154,9 @@ def check_recovery(
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before a call", "after a call"])
 @pytest.mark.parametrize("kind", ["local", "memory"])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_stopping_at_any_call_to_storage_loses_nothing(
-    tmp_path, new_run, state, same, kind, after
+    tmp_path, new_run, state, same, ranks, kind, after
 ) -> None:
     def objects(n: int) -> Objects:
         if kind == "memory":
@@ -142,17 +171,17 @@ def test_stopping_at_any_call_to_storage_loses_nothing(
         run = new_run(at)
         at.fuse.calls, at.fuse.used, at.after = points, 0, after
         try:
-            live(run, state, told)
+            live(run, state, told, ranks=ranks)
         except PowerCut:
             at.fuse = Fuse(float("inf"))
-            check_recovery(RunFolder(at), state, same, told)
+            check_recovery(RunFolder(at), state, same, told, ranks=ranks)
             if kind == "memory":  # whose listing takes longer the more there is in all
                 Objects(f"memory://{tmp_path}").delete_folder(str(points))
             points += 1
         else:
             break
     assert told.committed == [3, 6, 9, 12]
-    assert points > 80
+    assert points > {1: 100, 3: 180}[ranks]
 
 
 class PowerCutDisk(Disk):
@@ -255,7 +284,7 @@ def test_a_power_cut_at_any_call_to_the_disk_loses_nothing(
         run = new_run(Objects(str(root / "a-1"), folder=LocalFolder(root / "a-1", disk=disk)))
         fuse.calls, fuse.used = points, 0
         try:
-            live(run, state, told)
+            live(run, state, told, ranks=1)
         except PowerCut:
             after = tmp_path / f"{points}/after"
             draw = random.Random(f"{unsynced} {points}")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayway.checkpoint.share import plan_share
 from rayway.checkpoint.store import CheckpointStore
 from rayway.errors import CheckpointError, StorageError
 from rayway.storage.objects import Objects
 from rayway.storage.runs import RunFolder
 
 T = TypeVar("T")
-SHA = "0" * 64
 FRESH = itertools.count()
 
 
@@ -42,7 +42,9 @@ class Shared:
 
 
 def open_store(run: RunFolder, attempt: int) -> CheckpointStore:
-    return CheckpointStore(run, attempt=attempt, is_newest_attempt=lambda: run.is_newest(attempt))
+    return CheckpointStore(
+        run, attempt=attempt, is_newest_attempt=lambda: run.is_newest(attempt), threads=1
+    )
 
 
 def interrupted_store(
@@ -64,7 +66,7 @@ def test_an_attempt_replaced_at_any_call_announces_nothing_the_new_one_has_not_s
         run = new_run(f"memory://{tmp_path}/{act}/{left}/a-1")
         first = run.next_attempt({})
         for step in [3, 6]:
-            open_store(run, first).save(step, state(step, 1), {}, SHA)
+            open_store(run, first).save(step, plan_share(state(step, 1)), {})
         seen: list[int] = []
 
         def meanwhile(run: RunFolder = run, seen: list[int] = seen) -> None:
@@ -74,18 +76,18 @@ def test_an_attempt_replaced_at_any_call_announces_nothing_the_new_one_has_not_s
             assert loaded is not None
             assert same(loaded.tensors, state(loaded.step, loaded.attempt))
             seen.append(loaded.step)
-            store.save(loaded.step + 3, state(loaded.step + 3, second), {}, SHA)
+            store.save(loaded.step + 3, plan_share(state(loaded.step + 3, second)), {})
             store.prune(2, None, loaded.step)
             seen.append(loaded.step + 3)
 
         zombie = interrupted_store(run, first, 10**9, meanwhile)
         if act == "prune":
-            zombie.save(9, state(9, 1), {}, SHA)
+            zombie.save(9, plan_share(state(9, 1)), {})
         zombie._objects.shared.left = left
         announced = 9 if act == "prune" else 0
         try:
             if act == "save":
-                announced = zombie.save(9, state(9, 1), {}, SHA).step
+                announced = zombie.save(9, plan_share(state(9, 1)), {}).step
             else:
                 zombie.prune(1, None, None)
             outcomes.add("done")
@@ -159,7 +161,7 @@ def test_whatever_two_writers_and_their_zombies_do_nothing_announced_is_lost(
             if op == "cut":
                 store = interrupted_store(run, attempt, when, begin)
             try:
-                store.save(step, state(step, attempt), {}, SHA)
+                store.save(step, plan_share(state(step, attempt)), {})
                 assert not replaced
                 announced, at[attempt] = step, step
             except StorageError:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models.gpt import GPT, build
+from rayway.checkpoint.share import plan_share
 from rayway.checkpoint.store import CheckpointStore
-from rayway.checkpoint.tensors import weights_sha256
 from rayway.spec.load import job_to_json, load_job
 from rayway.storage.runs import RunFolder
 from sample import printable, write_on
@@ -63,7 +63,7 @@ def test_the_script_prints_what_the_newest_checkpoints_weights_write(tmp_path: P
     store = CheckpointStore(folder, attempt=folder.next_attempt({}), is_newest_attempt=lambda: True)
     for step, model in ((9, small()), (10, that_repeats(b"abcd"))):
         state = model.state_dict()
-        store.save(step, {"model": state}, {}, weights_sha256(state))
+        store.save(step, plan_share({"model": state}), {})
     done = call(folder.run_id, "--storage", str(tmp_path), "--prompt=ab", "--bytes=10")
     assert (done.returncode, done.stdout) == (0, "abcdabcdabcd\n"), done.stderr
     assert done.stderr == f"{folder.run_id}, step 10\n"

@@ -9,6 +9,7 @@ import torch
 from tiny_project import Lives, Project, write_rows
 from torch import Tensor
 
+from rayway.checkpoint.share import plan_share
 from rayway.checkpoint.store import CheckpointStore
 from rayway.checkpoint.tensors import weights_sha256
 from rayway.data.index import build_index
@@ -50,6 +51,7 @@ class Desk:
                 value.grad = torch.full_like(value, step)
             self.state.optimizer.step()
             self.saver.save(self.state)
+        self.saver.finish()
 
     def steps(self) -> list[int]:
         return [each.step for each in self.store.committed()]
@@ -127,13 +129,14 @@ def test_the_steps_before_a_checkpoint_are_stored_before_it(desk: Callable[..., 
     assert [event["step"] for event in one.lives.events(one.attempt, "step")] == [2]
 
 
-def test_only_the_rank_that_writes_writes(desk: Callable[..., Desk]) -> None:
+def test_only_the_rank_that_writes_speaks(desk: Callable[..., Desk]) -> None:
     silent = desk(writes=False)
     silent.save(2)
     silent.saver.warn("nobody hears this")
-    assert silent.steps() == []
+    assert silent.steps() == [2]
     silent.log.append({"type": "warning", "message": "the only line"})
     assert [event["message"] for event in silent.events("warning")] == ["the only line"]
+    assert silent.events("checkpoint") == []
 
 
 def test_older_ones_retire_by_the_jobs_rule(desk: Callable[..., Desk], project: Project) -> None:
@@ -179,8 +182,7 @@ def test_a_checkpoint_of_another_version_is_refused(
 ) -> None:
     one = desk()
     whole = {"state_version": STATE_VERSION, "order": one.plan.state(), **facts}
-    tensors = one.state.tensors()
-    one.store.save(2, tensors, whole if facts else {}, weights_sha256(tensors["model"]))
+    one.store.save(2, plan_share(one.state.tensors()), whole if facts else {})
     with pytest.raises(CheckpointError, match=r"step 2 has state version .*reads 1"):
         desk().saver.find()
 
@@ -188,7 +190,9 @@ def test_a_checkpoint_of_another_version_is_refused(
 def test_a_damaged_one_is_skipped_with_a_warning(desk: Callable[..., Desk]) -> None:
     one = desk()
     one.save(2, 4)
-    path = one.lives.folder.checkpoints.local_path("step-00000004.attempt-001/model.safetensors")
+    path = one.lives.folder.checkpoints.local_path(
+        "step-00000004.attempt-001/rank-00000.model-0.safetensors"
+    )
     assert path is not None
     path.write_bytes(path.read_bytes()[:-1])
     second = desk()

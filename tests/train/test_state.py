@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from rayway.errors import CheckpointError
-from rayway.train.state import TrainState, to_host
+from rayway.train.state import TrainState
 
 Tensors = dict[str, dict[str, Tensor]]
 
@@ -218,11 +218,3 @@ def test_optimizer_state_that_no_file_can_hold_is_refused() -> None:
     step_on(state, 1)
     with pytest.raises(CheckpointError, match=r"keeps \S+/nothing as list"):
         state.tensors()
-
-
-def test_what_is_on_the_host_already_is_not_copied() -> None:
-    tensors = new_state().tensors()
-    for stem, part in to_host(tensors).items():
-        for name, value in part.items():
-            assert value.data_ptr() == tensors[stem][name].data_ptr()
-            assert not value.requires_grad

@@ -1,8 +1,12 @@
 """Save, commit, load and retire the checkpoints of one run.
 
-A save goes: files of tensors, each read back and compared; manifest; *then* the marker; then the
-note of what was announced last. A process that dies one line before the marker leaves a folder that
-no reader takes for a checkpoint.
+A save goes, on every rank: files of tensors, each read back and compared; then the rank's *part*,
+which says that they are there. Rank 0 goes on once all parts are there: manifest; *then* the
+marker; then the note of what was announced last. A process that dies one line before the marker
+leaves a folder that no reader takes for a checkpoint.
+
+Ranks wait for each other by looking into the storage, up to a deadline, and never in a collective:
+a save cannot hang, nor get in the way of training's own collectives.
 
 The fence is asked twice. Before the marker, so that an attempt that has been replaced does not
 commit. And after it, before anybody is told: a newer attempt first takes its number and then looks
@@ -10,23 +14,25 @@ for checkpoints, so what passes the second question was there for it to find, an
 is withdrawn unannounced.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 from torch import Tensor
 
 from rayway.checkpoint import catalog
 from rayway.checkpoint.catalog import Committed, Found
-from rayway.checkpoint.manifest import FileEntry, Manifest, Marker
+from rayway.checkpoint.load import Like, read_state
+from rayway.checkpoint.manifest import Manifest, Marker, Part, part_key
+from rayway.checkpoint.parts import Parts
 from rayway.checkpoint.policy import Keep, to_delete
-from rayway.checkpoint.tensors import TensorFile, read_tensors
+from rayway.checkpoint.share import Share
 from rayway.errors import CheckpointError, StorageError
-from rayway.storage.objects import ObjectMissing
+from rayway.storage.objects import ObjectMissing, Objects
 from rayway.storage.records import decode_record
 from rayway.storage.runs import (
     MANIFEST_KEY,
@@ -36,12 +42,14 @@ from rayway.storage.runs import (
     checkpoint_folder,
 )
 
-Tensors = Mapping[str, Mapping[str, Tensor]]
+
+class AttemptReplaced(CheckpointError):  # noqa: N818 - reads as what it says
+    """A newer attempt of the run has begun. This one has to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A checkpoint's content, every byte of it verified."""
+    """A checkpoint's content, every byte of what was read verified."""
 
     step: int
     """Finished optimizer steps."""
@@ -63,12 +71,16 @@ class Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, as one attempt sees them. One save at a time.
+    """The checkpoints of one run, as one rank of one attempt sees them. One save at a time.
 
     Args:
         folder: The run.
         attempt: This attempt's number.
         is_newest_attempt: The fence: whether no newer attempt has begun, asked from the storage.
+        rank: This rank. Rank 0 commits.
+        world_size: Ranks that save together.
+        patience_s: How long a save may wait for the parts of other ranks, in seconds.
+        threads: Files written at once.
         clock: The present time in Unix seconds.
 
     Raises:
@@ -81,6 +93,10 @@ class CheckpointStore:
         *,
         attempt: int,
         is_newest_attempt: Callable[[], bool],
+        rank: int = 0,
+        world_size: int = 1,
+        patience_s: float = 300.0,
+        threads: int = 2,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = folder
@@ -88,61 +104,109 @@ class CheckpointStore:
         self._objects = folder.checkpoints
         self._attempt = attempt
         self._is_newest_attempt = is_newest_attempt
+        self.rank = rank
+        self.world_size = world_size
+        self._patience_s = patience_s
+        self._until = math.inf
+        self._threads = threads
         self._clock = clock
         self._last_saved: int | None = None
         self._retired: set[str] = set()
 
-    def save(
-        self, step: int, tensors: Tensors, facts: Mapping[str, JsonValue], weights_sha256: str
-    ) -> Committed:
-        """Write and commit a checkpoint. Once this returns, it is not lost.
+    def save(self, step: int, share: Share, facts: Mapping[str, JsonValue]) -> Committed | None:
+        """Write this rank's part of a checkpoint; on rank 0, wait for the others' and commit it.
 
         Args:
-            step: Finished optimizer steps.
-            tensors: File stem -> name -> tensor on the CPU. They must not change meanwhile.
-            facts: JSON values: all state that is no tensor.
-            weights_sha256: The hash of the model's weights, see ``weights_sha256``.
+            step: Finished optimizer steps. An attempt saves a step once.
+            share: This rank's part, in host memory. It must not change meanwhile.
+            facts: JSON values: all state that is no tensor. Rank 0's count.
 
         Returns:
-            What was committed.
+            What was committed: it is not lost any more. On other ranks ``None``: their part is
+            written, and rank 0 has the rest to do.
 
         Raises:
-            CheckpointError: A newer attempt has begun, the step is committed already, or what was
-                read back is not what was written.
-            StorageError: The storage failed. Nothing is announced, older checkpoints are untouched.
+            AttemptReplaced: A newer attempt has begun.
+            CheckpointError: The step is committed already, the ranks do not save the same state,
+                or what was read back is not what was written.
+            StorageError: The storage failed, or a rank did. Nothing is announced, older
+                checkpoints are untouched.
         """
+        created_at = self._clock()
         self._check_fence(step)
         name = checkpoint_folder(step, self._attempt)
-        if self._objects.exists(f"{name}/{MARKER_KEY}"):
+        folder = self._objects.at(name)
+        if folder.exists(MARKER_KEY):
             raise CheckpointError(
                 f"checkpoint {name} is committed already and is never written again. "
                 "A new attempt may save the step anew."
             )
-        self._objects.delete_folder(name)  # what an earlier try of this attempt left
+        parts = self._parts(step, share)
         try:
-            manifest = self._write(name, step, tensors, facts, weights_sha256)
+            parts.write(threads=self._threads)
+            if self.rank:
+                return None
+            manifest = parts.gather(facts, created_at=created_at)
+            self._put_manifest(folder, manifest)
+            parts.clear()
             self._check_fence(step)
-        except Exception:
+        except Exception as error:
             with suppress(StorageError):  # the first error is the one to report
-                self._objects.delete_folder(name)
+                if self.world_size > 1:
+                    parts.remove()
+                    self.tell_failure(step, error)
+                else:
+                    self._objects.delete_folder(name)
             raise
         return self._commit(name, manifest)
+
+    def tell_failure(self, step: int, error: Exception) -> None:
+        """Let the ranks that save a step know that this one's part will not come.
+
+        Raises:
+            StorageError: It could not be told. They wait as long as their patience lasts.
+        """
+        if self.world_size == 1:
+            return
+        part = Part(
+            run_id=self._run_id,
+            step=step,
+            attempt=self._attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            error=f"{type(error).__name__}: {error}",
+        )
+        name = checkpoint_folder(step, self._attempt)
+        self._objects.put(f"{name}/{part_key(self.rank)}", part.to_json())
+
+    def hurry(self, seconds: float) -> None:
+        """Let a save that is under way wait for other ranks no longer than so many seconds."""
+        self._until = time.monotonic() + seconds
 
     def committed(self) -> list[Committed]:
         """Return the checkpoints there are, oldest first: by step, then attempt, as numbers."""
         return catalog.committed(self._run)
 
-    def load(self, step: int) -> Loaded:
-        """Return the checkpoint of a step, verified; of several attempts', the newest sound one.
+    def load(self, step: int, *, attempt: int | None = None, like: Like | None = None) -> Loaded:
+        """Return the checkpoint of a step, verified.
+
+        Args:
+            step: Which.
+            attempt: Whose; ``None``: of several attempts' the newest sound one.
+            like: What is to be filled, see ``read_state``. ``None``: all, whole.
 
         Raises:
             CheckpointError: There is none, or it is damaged.
         """
-        found = [found for found in catalog.find(self._run) if found.step == step]
+        found = [
+            found
+            for found in catalog.find(self._run)
+            if found.step == step and attempt in (None, found.attempt)
+        ]
         problems = []
         for candidate in reversed(found):
             try:
-                return self._load(candidate)
+                return self._load(candidate, like)
             except CheckpointError as error:
                 problems.append(f"{candidate.folder}: {error}")
         steps = sorted({entry.step for entry in self.committed()} - {step})
@@ -150,11 +214,14 @@ class CheckpointStore:
         reason = " ".join(problems) or "it does not exist."
         raise CheckpointError(f"step {step} cannot be loaded: {reason} {there}")
 
-    def load_newest(self, on_skip: Callable[[str], None]) -> Loaded | None:
+    def load_newest(
+        self, on_skip: Callable[[str], None], *, like: Like | None = None
+    ) -> Loaded | None:
         """Return the newest sound checkpoint, verified.
 
         Args:
             on_skip: Told, in one line each, which newer one was passed over and why.
+            like: What is to be filled, see ``read_state``. ``None``: all, whole.
 
         Returns:
             The checkpoint, or ``None`` if there never was one, which is where a run begins.
@@ -168,16 +235,19 @@ class CheckpointStore:
         newest = (found[-1].step, found[-1].attempt) if found else (0, 0)
         if announced is not None and announced > newest:
             on_skip(f"checkpoint {checkpoint_folder(*announced)} is skipped: its folder is gone.")
+        newest_is = ""
         for candidate in reversed(found):
             try:
-                return self._load(candidate)
+                return self._load(candidate, like)
             except CheckpointError as error:
                 on_skip(f"checkpoint {candidate.folder} is skipped: {error}")
+                newest_is = newest_is or f" The newest: {error}"
         marked = any(entry.marker or entry.problem for entry in found)
         if marked or announced is not None:
             raise CheckpointError(
                 f"run {self._run_id} has committed checkpoints, and none of the {len(found)} found "
-                f"in {self._run.url} is sound. Restore the folder from a copy, or start a new run."
+                f"in {self._run.url} is sound.{newest_is} Restore the folder from a copy, or start "
+                "a new run."
             )
         return None
 
@@ -222,49 +292,22 @@ class CheckpointStore:
                 deleted.append(name)
         return deleted
 
-    def _write(
-        self,
-        name: str,
-        step: int,
-        tensors: Tensors,
-        facts: Mapping[str, JsonValue],
-        weights_sha256: str,
-    ) -> Manifest:
-        """Write all files and the manifest, and read them back."""
-        created_at = self._clock()
-        try:
-            entries = [self._write_file(name, stem, part) for stem, part in sorted(tensors.items())]
-            manifest = Manifest(
-                run_id=self._run_id,
-                step=step,
-                attempt=self._attempt,
-                files=tuple(entries),
-                facts=dict(facts),
-                weights_sha256=weights_sha256,
-                created_at=created_at,
-            )
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise CheckpointError(
-                f"step {step} cannot be stored: {where}: {problem['msg']}. Facts are plain JSON "
-                "(text keys, lists, no tuples); a file's stem is made of letters, digits, '-', '_'."
-            ) from error
-        data = manifest.to_json()
-        self._objects.put(f"{name}/{MANIFEST_KEY}", data)
-        if self._objects.get(f"{name}/{MANIFEST_KEY}") != data:
-            raise CheckpointError(f"{name}/{MANIFEST_KEY} reads back changed. Check the storage.")
-        return manifest
-
-    def _write_file(self, name: str, stem: str, tensors: Mapping[str, Tensor]) -> FileEntry:
-        content = TensorFile(tensors)
-        file = f"{stem}.safetensors"
-        self._objects.put(f"{name}/{file}", content)
-        entry = FileEntry(
-            name=file, bytes=content.bytes, sha256=content.sha256, aliases=content.aliases
+    def _parts(self, step: int, share: Share) -> Parts:
+        patient_until = time.monotonic() + self._patience_s
+        return Parts(
+            self._objects.at(checkpoint_folder(step, self._attempt)),
+            share,
+            run_id=self._run_id,
+            step=step,
+            attempt=self._attempt,
+            deadline=lambda: min(patient_until, self._until),
         )
-        catalog.check_file(self._objects.at(name), entry)
-        return entry
+
+    def _put_manifest(self, folder: Objects, manifest: Manifest) -> None:
+        data = manifest.to_json()
+        folder.put(MANIFEST_KEY, data)
+        if folder.get(MANIFEST_KEY) != data:
+            raise CheckpointError(f"{MANIFEST_KEY} reads back changed. Check the storage.")
 
     def _commit(self, name: str, manifest: Manifest) -> Committed:
         """Make the checkpoint exist, and only then tell."""
@@ -282,8 +325,9 @@ class CheckpointStore:
             raise CheckpointError(f"{key} was written by somebody else. Nothing is announced.")
         try:
             self._check_fence(manifest.step)
-        except CheckpointError:
-            self._objects.delete([key])
+        except StorageError:
+            with suppress(StorageError):  # the first error is the one to report
+                self._objects.delete([key])
             raise
         self._run.write(NEWEST_KEY, {"schema": 1, "step": marker.step, "attempt": marker.attempt})
         self._last_saved = manifest.step
@@ -295,30 +339,16 @@ class CheckpointStore:
             weights_sha256=marker.weights_sha256,
         )
 
-    def _load(self, found: Found) -> Loaded:
+    def _load(self, found: Found, like: Like | None) -> Loaded:
         manifest = catalog.read_manifest(self._run, found)
-        with ThreadPoolExecutor(max_workers=4) as pool:  # hashing is most of the time
-            parts = pool.map(lambda entry: self._load_file(found.folder, entry), manifest.files)
-            tensors = {
-                entry.name.removesuffix(".safetensors"): part
-                for entry, part in zip(manifest.files, parts, strict=True)
-            }
         return Loaded(
             step=manifest.step,
             attempt=manifest.attempt,
-            tensors=tensors,
+            tensors=read_state(self._objects.at(found.folder), manifest, like),
             facts=manifest.facts,
             weights_sha256=manifest.weights_sha256,
             bytes=manifest.total_bytes,
         )
-
-    def _load_file(self, name: str, entry: FileEntry) -> dict[str, Tensor]:
-        objects = self._objects.at(name)
-        path = objects.local_path(entry.name)
-        if path is None:
-            return read_tensors(catalog.read_file(objects, entry), entry)
-        catalog.check_file(objects, entry)
-        return read_tensors(path, entry)
 
     def _unwanted(self, keep: Keep, in_use: int | None) -> list[str]:
         """Return the folders to delete, oldest first. What is newer than our last save is not ours.
@@ -335,8 +365,13 @@ class CheckpointStore:
             if entry.folder in self._retired
             or (entry in past and entry.step in leaving)
             or (entry in past and entry.step != in_use and entry.attempt < newest[entry.step])
-            or (not (entry.marker or entry.problem) and entry.attempt < self._attempt)
+            or (not (entry.marker or entry.problem) and self._is_left_over(entry))
         ]
+
+    def _is_left_over(self, entry: Found) -> bool:
+        """Return whether nobody writes into a folder any more. All ranks save in order."""
+        ours = entry.attempt == self._attempt and entry.step < (self._last_saved or 0)
+        return ours or entry.attempt < self._attempt
 
     def _announced(self) -> tuple[int, int] | None:
         """Return (step, attempt) of what was announced last; (0, 0) if that can't be told."""
@@ -352,7 +387,7 @@ class CheckpointStore:
 
     def _check_fence(self, step: int) -> None:
         if not self._is_newest_attempt():
-            raise CheckpointError(
+            raise AttemptReplaced(
                 f"attempt {self._attempt} of run {self._run_id} may not commit step {step}: a "
                 "newer attempt has begun. This one has to end."
             )

@@ -184,9 +184,15 @@ class OwnLoop:
         self.steps_per_epoch = self._plan.steps_per_epoch
         """Steps of a pass over the training data."""
         store = CheckpointStore(
-            folder, attempt=attempt, is_newest_attempt=lambda: folder.is_newest(attempt)
+            folder,
+            attempt=attempt,
+            is_newest_attempt=lambda: folder.is_newest(attempt),
+            rank=self._rank,
+            world_size=dp_size(),
         )
-        self._saver = Saver(store, self._log, job=self._spec, plan=self._plan, writes=self._writes)
+        self._saver = self._stack.enter_context(
+            Saver(store, self._log, job=self._spec, plan=self._plan, writes=self._writes)
+        )
         loaded = self._saver.find()
         if loaded is not None:
             others: Any = loaded.facts.get("others")
@@ -329,8 +335,9 @@ class OwnLoop:
 
     def _end(self, ending: str, reason: str) -> None:
         """Record an end that all ranks come to together."""
+        self._saver.finish()  # may fail, which then is how the run ends
         self._open = False
-        sum_over_ranks(torch.zeros(1, device=self._device))  # rank 0 has saved by then
+        sum_over_ranks(torch.zeros(1, device=self._device))  # all have saved by then
         if self._writes:
             write_end(
                 self._folder,
@@ -338,7 +345,7 @@ class OwnLoop:
                 attempt=self._attempt,
                 ending=ending,
                 reason=reason,
-                state=self._state,
+                saved=self._saver.newest,
                 clock=self._clock,
                 data=waits_record(self._feed.waits()) if self._feed else {},
             )

@@ -49,6 +49,30 @@ class TrainState:
             **{stem: found for stem, found in others.items() if found},
         }
 
+    def changed_by_updates(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> frozenset[str]:
+        """Return the names, as ``stem/name``, of what nothing but the optimizer's update changes.
+
+        These are the weights that it trains, and its own tensors. Under DDP they are equal on all
+        ranks. Other weights and the buffers may change in any forward pass, and differ.
+
+        Args:
+            tensors: What ``tensors`` returned.
+        """
+        trained = {weight for group in self.optimizer.param_groups for weight in group["params"]}
+        weights = {f"model/{name}" for name, w in self._weights().items() if w in trained}
+        return frozenset(weights | {f"optimizer/{name}" for name in tensors["optimizer"]})
+
+    def like(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the tensor that a stored one of this ``stem/name`` and shape is to fill.
+
+        Moments that have the shape of their weight are laid out over ranks as the weight is.
+        """
+        stem, _, rest = name.partition("/")
+        if stem not in {"model", "optimizer"}:
+            return None
+        weight = self._weights().get(rest if stem == "model" else rest.rpartition("/")[0])
+        return weight if weight is not None and tuple(weight.shape) == shape else None
+
     def facts(self) -> dict[str, JsonValue]:
         """Return what is to be stored of the others and is no tensor, by name."""
         return {name: pack(other.state_dict(), name=name)[0] for name, other in self.others.items()}
@@ -72,7 +96,7 @@ class TrainState:
         model = self.model.state_dict()
         check_match(model, tensors["model"], what="model")
         self.model.load_state_dict(dict(tensors["model"]), strict=True)
-        self._restore_moments(tensors["optimizer"])
+        self._restore_moments(tensors.get("optimizer", {}))
         facts = facts or {}
         if set(facts) != set(self.others):
             raise CheckpointError(
@@ -85,6 +109,9 @@ class TrainState:
 
     def _names(self) -> dict[Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def _weights(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters(remove_duplicate=False))
 
     def _moments(self) -> dict[str, Tensor]:
         names = self._names()
@@ -133,12 +160,3 @@ def _stored(key: str, value: object) -> tuple[str, Tensor]:
         f"The optimizer keeps {key} as {type(value).__name__}, which a checkpoint cannot hold. "
         f"Let it keep tensors and numbers only."
     )
-
-
-def to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Return the same tensors in host memory; those already there are not copied."""
-    with torch.no_grad():
-        return {
-            stem: {name: value.detach().cpu() for name, value in named.items()}
-            for stem, named in tensors.items()
-        }

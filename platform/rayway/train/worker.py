@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from rayway.checkpoint.store import CheckpointStore, Loaded
-from rayway.checkpoint.tensors import weights_sha256
 from rayway.errors import TrainingError
 from rayway.spec.code import enter_code_root
 from rayway.spec.job import Job
@@ -32,9 +31,9 @@ from rayway.train.loop import Errands, Observer, device_for, train
 from rayway.train.ranks import barrier, dp_size, grouped
 from rayway.train.records import StepRecords
 from rayway.train.run_data import read_run_data
-from rayway.train.saver import Saver
+from rayway.train.saver import Newest, Saver
 from rayway.train.starving import DataWatch, waits_record
-from rayway.train.state import TrainState, to_host
+from rayway.train.state import TrainState
 from rayway.train.step import StepSettings, on_device
 from rayway.train.watch import Watch
 
@@ -99,9 +98,13 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
     settings = _step_settings(job)
     writes = task.rank == 0
     store = CheckpointStore(
-        folder, attempt=task.attempt, is_newest_attempt=lambda: folder.is_newest(task.attempt)
+        folder,
+        attempt=task.attempt,
+        is_newest_attempt=lambda: folder.is_newest(task.attempt),
+        rank=task.rank,
+        world_size=dp_size(),
     )
-    saver = Saver(store, log, job=job, plan=plan, writes=writes)
+    saver = stack.enter_context(Saver(store, log, job=job, plan=plan, writes=writes))
     loaded = saver.find()
     first = loaded.step if loaded else 0
     feeds = Feeds(
@@ -151,6 +154,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
         ],
         clock=clock,
     )
+    saver.finish()
     barrier()  # no rank ends, and with it the group, before all are through
     ending, reason = ("FINISHED", "all steps done") if done else ("STOPPED", "asked to stop")
     if writes:
@@ -160,7 +164,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
             attempt=task.attempt,
             ending=ending,
             reason=reason,
-            state=state,
+            saved=saver.newest,
             clock=clock,
             data={**waits_record(batches.waits()), "left_out": records.left_out},
         )
@@ -227,21 +231,23 @@ def write_end(
     attempt: int,
     ending: str,
     reason: str,
-    state: TrainState,
+    saved: Newest | None,
     clock: Clock,
     data: Mapping[str, object],
 ) -> None:
     """Record how an attempt ended that did not fail, and the weights it ended with.
 
-    ``data``: what is known of the rank's feed, see ``waits_record``.
+    ``saved``: the checkpoint of its last step. ``data``: what is known of the rank's feed, see
+    ``waits_record``.
     """
+    assert saved is not None, "an attempt that does not fail saves its last step"
     record: dict[str, Any] = {
         "state": ending,
         "reason": reason,
-        "step": state.step,
+        "step": saved.step,
         "clock": clock.seconds(),
         "data": dict(data),
-        "weights_sha256": weights_sha256(to_host(state.tensors())["model"]),
+        "weights_sha256": saved.weights_sha256,
     }
     log.append({"type": "end", **record})
     log.flush()
