@@ -21,14 +21,19 @@ from rayway.spec.job import (
 )
 
 if TYPE_CHECKING:
+    from rayway.data.pack import pack
     from rayway.launch.fit import RunResult, resume, run
+    from rayway.launch.prepare_data import PreparedData, prepare_data
     from rayway.train.loss import Loss
     from rayway.train.own import OwnLoop
 
 _LATER = {
     "Loss": "rayway.train.loss",
     "OwnLoop": "rayway.train.own",
+    "PreparedData": "rayway.launch.prepare_data",
     "RunResult": "rayway.launch.fit",
+    "pack": "rayway.data.pack",
+    "prepare_data": "rayway.launch.prepare_data",
     "resume": "rayway.launch.fit",
     "run": "rayway.launch.fit",
 }
@@ -43,9 +48,12 @@ __all__ = [
     "ModelSpec",
     "OptimSpec",
     "OwnLoop",
+    "PreparedData",
     "RaywayError",
     "RunResult",
     "ScaleSpec",
+    "pack",
+    "prepare_data",
     "resume",
     "run",
 ]
