@@ -126,7 +126,7 @@ class BareLoop:
         )
         self._job, self._rank, self._world_size = job, rank, world_size
         self._rows = job.batch.global_batch // world_size
-        self._columns = read_columns(Path(job.data.train))
+        self._columns = read_columns(Path(next(iter(job.data.sources))))
         self._batches = self._epochs()
         self._step = 0
         self._log = log.open("a", buffering=1) if rank == 0 else None

@@ -63,7 +63,7 @@ def resnet(folder: Path, *, quick: bool) -> Job:
 def prepare_data(job: Job) -> None:
     """Write the job's data if it is not there."""
     enter_code_root(JOBS)
-    folder = Path(job.data.train).parent
+    folder = Path(next(iter(job.data.sources))).parent
     if not folder.exists() and job.data.prepare is not None:
         import_object(job.data.prepare)(str(folder))
 
