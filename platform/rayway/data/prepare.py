@@ -130,7 +130,6 @@ def make_shard(task: ShardTask, meter: Meter) -> ShardDone:
         RaywayError: The transform raised; file and row are named where they can be found.
         StorageError: The shard cannot be written.
     """
-    pa.set_cpu_count(1)  # a task has one CPU
     objects = Objects(task.destination)
     transform = load_transform(task.transform, task.code_root)
     ragged = set(task.ragged)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import pyarrow as pa
+
 from rayway.errors import RaywayError
 from rayway.launch.cluster import local_cluster
 
@@ -143,6 +145,7 @@ def _dataset(call: Call[T, R], tasks: Sequence[T], meters: str) -> Any:
 
 def _answer(row: dict[str, Any], *, call: Call[Any, Any], meters: str) -> dict[str, Any]:
     """Do one task. Called by Ray in a worker."""
+    pa.set_cpu_count(1)  # a task has one CPU
     place = int(row["place"])
     file = Path(meters, str(place))
 

@@ -76,7 +76,7 @@ class PreparedData:
     shards: int
     bytes: int
     columns: dict[str, str]
-    """Name -> type."""
+    """Name -> type, as :func:`describe_type` says it."""
     files: int
     ignored: int
     """Files beside the source that were taken for no data."""
@@ -118,7 +118,8 @@ def prepare_data(
     Args:
         src: A file, a folder or a glob, as a path or a URL.
         dst: The folder to make, as a path or a URL.
-        workers: Tasks at a time; as many as there are CPUs if None, 0 works in this process.
+        workers: Tasks at a time; as many as there are CPUs if None. 0 works in this process, and
+            so does None where there is a single shard to make.
         overwrite: Remove what was prepared in ``dst`` before.
         **options: See :class:`Options`.
 
@@ -141,11 +142,12 @@ def prepare_data(
     _refuse_nesting(src, dst)
     plan = _plan(src, folder.url, options)
     done = folder.begin(plan.asked, shards=len(plan.tasks), overwrite=overwrite)
-    cpus = available_cpus() if workers is None else workers
+    if workers is None:  # for one shard a cluster would only cost its start
+        workers = available_cpus() if len(plan.tasks) > 1 else 0
     work = _Work(plan, folder, {shard.number: shard for shard in done})
     with PrepareScreen(src, dst) as screen, _interruptible():
         try:
-            with Crew(min(cpus, len(plan.tasks))) as crew:
+            with Crew(min(workers, len(plan.tasks))) as crew:
                 return work.through(crew, screen)
         except KeyboardInterrupt:
             raise StoppedError(
@@ -222,7 +224,7 @@ class _Work:
             rows_read=rows_read,
             shards=len(index.paths),
             bytes=sum(index.sizes),
-            columns={f.name: str(f.type) for f in index.schema},
+            columns={column.name: describe_type(column.type) for column in index.schema},
             files=len(source.files),
             ignored=len(source.ignored),
             empty=len(source.empty),
@@ -231,9 +233,19 @@ class _Work:
         )
 
 
+def describe_type(kind: pa.DataType) -> str:
+    """Return a type as people read it: ``int32[512]`` for a row of 512, ``uint8[8, 8, 3]``."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return f"{kind.value_type}{list(kind.shape)}"
+    if pa.types.is_fixed_size_list(kind):
+        return f"{describe_type(kind.value_type)}[{kind.list_size}]"
+    if pa.types.is_list(kind):
+        return f"list<{describe_type(kind.value_type)}>"
+    return str(kind)
+
+
 def types_of(task: ShardTask, meter: Meter) -> Columns:
     """Return the types of the columns in a shard's part of the source; what a task does."""
-    pa.set_cpu_count(1)  # a task has one CPU
     return find_types(Opened.at(task.root), task.format, task.pieces, meter)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from rayway.data.sources import Source
 from rayway.telemetry.console import LINE_S, REDRAW_S
@@ -147,8 +148,7 @@ class PrepareScreen:
         time_of_day = datetime.fromtimestamp(self._clock()).strftime("%H:%M:%S")
         with suppress(OSError, ValueError, RuntimeError):
             if self._live is not None:
-                self._console.print(f"[dim]{time_of_day}[/dim]", end=" ")
-                self._console.print(line, soft_wrap=True, markup=False)
+                self._console.print(Text(time_of_day, style="dim"), Text(line), soft_wrap=True)
             else:
                 print(time_of_day, line, file=self._stream, flush=True)
 
