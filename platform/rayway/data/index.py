@@ -35,6 +35,13 @@ _VERSION = b"2"
 INDEX_KEY = "_rayway/index.parquet"
 """Where an index lies below the folder that it tells of."""
 _OURS = "_rayway"
+_TYPES = {
+    "path": pa.string(),
+    "size": pa.int64(),
+    "stamp": pa.string(),
+    "digest": pa.string(),
+    "rows": pa.list_(pa.int64()),
+}
 _IGNORED = 20
 
 
@@ -123,7 +130,7 @@ class Index:
             index = _from_table(table)
             if _checksum(index).encode() != about[b"checksum"]:
                 raise DataError("the data index is damaged: its checksum does not match.")
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
             raise DataError(f"the data index is damaged or something else: {error!r}") from error
         return index
 
@@ -201,10 +208,10 @@ def _to_table(index: Index) -> pa.Table:
     rows = np.zeros(offsets[-1], dtype=np.int64)
     rows[offsets[index.shard] + index.ordinal] = index.rows
     columns: dict[str, pa.Array] = {
-        "path": pa.array(index.paths, pa.string()),
-        "size": pa.array(index.sizes, pa.int64()),
-        "stamp": pa.array(index.stamps or [""] * shards, pa.string()),
-        "digest": pa.array(index.digests, pa.string()),
+        "path": pa.array(index.paths, _TYPES["path"]),
+        "size": pa.array(index.sizes, _TYPES["size"]),
+        "stamp": pa.array(index.stamps or [""] * shards, _TYPES["stamp"]),
+        "digest": pa.array(index.digests, _TYPES["digest"]),
         "rows": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(rows)),
     }
     columns |= {f"nulls:{name}": pa.array(count) for name, count in index.nulls.items()}
@@ -219,6 +226,10 @@ def _to_table(index: Index) -> pa.Table:
 
 def _from_table(table: pa.Table) -> Index:
     about = table.schema.metadata
+    counts_of = [name for name in table.column_names if name.startswith("nulls:")]
+    for name, kind in {**_TYPES, **dict.fromkeys(counts_of, pa.int64())}.items():
+        if table.schema.field(name).type != kind or table[name].null_count:
+            raise TypeError(f"{name} is {table.schema.field(name).type}")
     groups = table["rows"].combine_chunks()
     counts = np.diff(groups.offsets.to_numpy())
     shard = np.repeat(np.arange(len(counts)), counts)
@@ -234,11 +245,7 @@ def _from_table(table: pa.Table) -> Index:
         rows=rows[real],
         shard=shard[real],
         ordinal=ordinal[real],
-        nulls={
-            name.removeprefix("nulls:"): table[name].to_numpy()
-            for name in table.column_names
-            if name.startswith("nulls:")
-        },
+        nulls={name.removeprefix("nulls:"): table[name].to_numpy() for name in counts_of},
         schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about[b"schema"]))),
         **_fields(json.loads(about[b"about"])),
     )
