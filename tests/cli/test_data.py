@@ -128,6 +128,7 @@ def test_a_check_for_a_job_asks_what_the_job_needs(folder: Path, job: Callable[.
     result = ask("check", str(folder), "--job", job())
     assert result.exit_code == 0
     assert "text" not in result.stdout, "it is not among the job's columns"
+    assert "micro-batch  4 rows, 64 B as stored" in result.stdout
     result = ask("check", f"{folder}/a.parquet", "--job", job())
     assert result.exit_code == 2
     assert "6 rows, which do not fill one global batch of 8" in result.stdout
@@ -167,7 +168,7 @@ def test_the_page_fits_eighty_columns(folder: Path) -> None:
     rules = Rules(ranges={"label": (0, 9)})
     found = scan(str(folder), rules)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(data_page(found, *judge(found, rules)))
+    console.print(data_page(found, *judge(found, rules), rules))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     (label,) = [line for line in lines if line.startswith("label ")]

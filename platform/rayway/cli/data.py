@@ -127,7 +127,7 @@ def check(
             click.echo(to_strict_json(_report(found, made, findings)))
         else:
             click.echo("\n" * min(number, 1), nl=False)
-            print_page(data_page(found, made, findings), sys.stdout)
+            print_page(data_page(found, made, findings, rules), sys.stdout)
     if not fit:
         sys.exit(SpecError.exit_code)
 
@@ -144,7 +144,7 @@ def _rules(job: "Job | None", place: str, ranges: Sequence[str]) -> "Rules":
     within = dict(map(_range, ranges))
     if job is None:
         return Rules(ranges=within)
-    asked = job.data
+    asked, workers = job.data, max(job.scale.workers, 1)
     weights = asked.sources
     share = weights.get(place, 1.0) / sum(weights.values()) if place in weights else 1.0
     fills = asked.cover == "all" or place == asked.validation
@@ -156,7 +156,8 @@ def _rules(job: "Job | None", place: str, ranges: Sequence[str]) -> "Rules":
         transform=asked.transform is not None,
         job=True,
         global_batch=1 if fills else math.floor(job.batch.global_batch * share),
-        workers=max(job.scale.workers, 1),
+        micro_batch=job.batch.micro_batch or max(1, job.batch.global_batch // workers),
+        workers=workers,
     )
 
 

@@ -44,6 +44,7 @@ class Rules:
     job: bool = False
     """Whether a job asks for all this, with the batch below."""
     global_batch: int = 1
+    micro_batch: int = 1
     workers: int = 1
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from rayway.data.check import Finding
 from rayway.data.index import Index
 from rayway.data.keys import Int64s
-from rayway.data.scan import Scan
+from rayway.data.scan import Rules, Scan
 from rayway.data.values import Values
 from rayway.telemetry.console import format_number
 from rayway.telemetry.printable import printable
@@ -22,9 +22,11 @@ _MOST = 20
 _STYLES = {"problem": "bold red", "advice": "yellow"}
 
 
-def data_page(scan: Scan, index: Index | None, findings: Sequence[Finding]) -> RenderableType:
+def data_page(
+    scan: Scan, index: Index | None, findings: Sequence[Finding], rules: Rules
+) -> RenderableType:
     """Return the page of a data set that was read."""
-    page: list[RenderableType] = [_facts(scan, index), Text(), _columns(scan)]
+    page: list[RenderableType] = [_facts(scan, index, rules), Text(), _columns(scan)]
     page += [Text()] if findings else []
     for level in _STYLES:
         texts = [finding.text for finding in findings if finding.level == level]
@@ -44,7 +46,7 @@ def verdict(findings: Sequence[Finding]) -> Text:
     return Text(f"fit for training{tail}", "green")
 
 
-def _facts(scan: Scan, index: Index | None) -> Table:
+def _facts(scan: Scan, index: Index | None, rules: Rules) -> Table:
     rows = np.array([count for footer in scan.footers.values() for count in footer.rows])
     sizes = np.array([size for footer in scan.footers.values() for size in footer.group_bytes])
     stored = sum(file.size for file in scan.files)
@@ -61,6 +63,12 @@ def _facts(scan: Scan, index: Index | None) -> Table:
             "row groups",
             f"{len(rows):,} of {_spread(rows, '{:,}'.format)} rows, "
             f"{_spread(sizes, lambda size: format_bytes(int(size)))} in memory{read}",
+        )
+    if rules.job and index is not None:
+        row = index.group_bytes / int(index.rows.max())
+        table.add_row(
+            "micro-batch",
+            f"{rules.micro_batch:,} rows, {format_bytes(round(row * rules.micro_batch))} as stored",
         )
     checksums = {True: "in all pages looked at", False: "not in all pages", None: "not looked at"}
     table.add_row("checksums", checksums[scan.checksums])
