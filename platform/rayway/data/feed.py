@@ -249,4 +249,5 @@ def _engine(plan: Plan, stages: Stages, reading: Reading) -> Engine:
         reader,
         budget_bytes=reading.get("budget_bytes", _BUDGET_BYTES),
         unit_bytes=max(stream.index.group_bytes * stream.window for stream in plan.streams),
+        stages=stages,
     )
