@@ -343,8 +343,7 @@ def test_an_error_says_what_was_asked_of_whom_with_whose_credentials_and_no_secr
     ]:
         assert word in text
     assert "CANARY" not in text
-    whole = "".join(traceback.format_exception(caught.value.__context__))
-    assert "t0ken" not in whole
+    assert "CANARY" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +412,7 @@ def test_a_probe_without_credentials_says_how_to_give_them(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]:
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(StorageError, match=r"none found.*Set AWS_ACCESS_KEY_ID"):
         objects.probe()
 
@@ -483,7 +482,7 @@ def test_credentials_that_expired_are_looked_for_again(
         (tmp_path / "credentials").write_text(text)
 
     for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]:
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     keys("old")
     objects.put("a", b"1")

@@ -378,8 +378,9 @@ class Objects:
                 lambda: within(limit_s, lambda: call(full)) if is_remote else call(full),
                 may_pass=folder.may_pass,
             )
-        except Exception as error:
-            raise self._failure(verb, key, error) from error
+        except Exception as error:  # noqa: BLE001 - raised again, as one of ours
+            # A traceback would show what explain() took out of the words of a store.
+            raise self._failure(verb, key, error) from (None if is_remote else error)
 
     def _failure(self, verb: str, key: str, error: Exception) -> StorageError:
         if isinstance(error, StorageError):
