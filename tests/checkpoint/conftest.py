@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,8 +9,11 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # s3_server
+
 from rayway.checkpoint.store import CheckpointStore
 from rayway.storage.runs import RunFolder
+from s3_server import new_bucket, point_at, s3_server
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 State = dict[str, dict[str, Tensor]]
@@ -28,6 +32,20 @@ def _state(step: int, attempt: int = 1) -> State:
 def _empty_memory() -> Iterator[None]:
     yield
     MemoryFileSystem.store.clear()
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """An S3 server's host and port."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket."""
+    point_at(monkeypatch, f"http://{s3_address}")
+    return f"s3://{new_bucket(s3_address)}"
 
 
 @pytest.fixture

@@ -272,6 +272,27 @@ class PowerCutDisk(Disk):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before a call", "after a call"])
+def test_stopping_at_calls_to_a_bucket_loses_nothing(new_run, state, same, s3, after) -> None:
+    """Each call takes milliseconds there, so it is every fourth."""
+    points, done = int(after), False
+    while not done:
+        at, told = FusedObjects(f"{s3}/{points}/a-1"), Told()
+        at.fuse = Fuse(float("inf"))
+        run = new_run(at)
+        at.fuse.calls, at.fuse.used, at.after = points, 0, after
+        try:
+            live(run, state, told, ranks=1)
+            done = True
+        except PowerCut:
+            at.fuse = Fuse(float("inf"))
+            check_recovery(RunFolder(at), state, same, told)
+            points += 4
+    assert told.committed == [3, 6, 9, 12]
+    assert points > 100
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("unsynced", ["lost", "torn", "torn again", "kept"])
 def test_a_power_cut_at_any_call_to_the_disk_loses_nothing(
     tmp_path, new_run, state, same, unsynced

@@ -129,6 +129,20 @@ def test_whatever_two_writers_and_their_zombies_do_nothing_announced_is_lost(
 ) -> None:
     root = tmp_path_factory.getbasetemp() / f"zombies-{next(FRESH)}"
     run = new_run(f"memory://{root}/a-1" if kind == "memory" else f"{root}/a-1")
+    act_out(run, state, same, ops)
+
+
+@pytest.mark.slow
+@given(OPS)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_nor_is_it_in_a_bucket(s3: str, new_run: Any, state: Any, same: Any, ops: Any) -> None:
+    act_out(new_run(f"{s3}/{next(FRESH)}/a-1"), state, same, ops)
+
+
+def act_out(run: RunFolder, state: Any, same: Any, ops: Any) -> None:
+    """Let writers do what was drawn, and hold what is there against what was announced."""
     writers: list[tuple[int, CheckpointStore]] = []
     at: dict[int, int] = {}
     announced = 0
