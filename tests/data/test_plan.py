@@ -407,13 +407,15 @@ def test_by_default_large_data_gets_all_lanes_and_small_data_few() -> None:
         (stream,) = plan.streams
         return stream.bands, stream.lanes, stream.window
 
-    large = [1000] * 1000
+    large = [1000] * 1024
     assert shape(large, 512) == (64, 256, 1)
     assert shape(large, 96) == (64, 64, 2)
     assert shape(large, 16) == (16, 16, 8)
     assert shape(large, 512, shuffle=False) == (64, 64, 1)
     assert shape(large, 512, lanes=8) == (8, 8, 16)
     assert shape(large, 512, group_bytes=128 << 20) == (16, 16, 1), "2 GiB hold 16 such groups"
+    assert shape([1000] * 240, 512) == (32, 32, 4), "lanes of some row groups, each read once"
+    assert shape([1000] * 240, 512, group_bytes=1 << 18) == (64, 192, 1), "kept by the readers"
     assert shape([200] * 7, 64) == (4, 4, 32)
     assert shape([50], 8) == (1, 1, 128)
 
@@ -427,7 +429,7 @@ def test_a_data_set_of_a_mixture_that_does_not_fill_its_slots_is_refused_by_name
 
 
 def test_a_mixture_shares_the_memory_for_shuffling_by_slots() -> None:
-    indexes = [index_of([1000] * 1000, 1 << 20, root) for root in "ab"]
+    indexes = [index_of([1000] * 1024, 1 << 20, root) for root in "ab"]
     plan = plan_order(indexes, weights=[3, 1], global_batch=1024, seed=0)
     shapes = [(s.batch, s.lanes, s.bands, s.window) for s in plan.streams]
     assert shapes == [(768, 256, 64, 1), (256, 256, 64, 1)]

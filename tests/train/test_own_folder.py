@@ -11,7 +11,7 @@ from tiny_project import Project, write_rows
 from rayway.errors import DataError, SpecError
 from rayway.launch.fit import resume
 from rayway.report.facts import read_run
-from rayway.storage.runs import RUN_KEY, attempt_key
+from rayway.storage.runs import RUN_KEY, SCHEMA, attempt_key
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_killed_between_the_last_save_and_the_end_is_finished_when_started_again
 def test_a_folder_made_but_without_its_job_is_taken_up(room: Path) -> None:
     folder = room / "runs" / "mine"
     folder.mkdir(parents=True)
-    record = {"schema": 1, "run_id": "mine", "created_at": 1.0}
+    record = {"schema": SCHEMA, "run_id": "mine", "created_at": 1.0}
     (folder / RUN_KEY).write_text(json.dumps(record))
     assert len(Script(room).train()) == 9
 

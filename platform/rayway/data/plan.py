@@ -30,6 +30,8 @@ _MAX_LANES = 256
 _RESIDENT_GROUPS = 128
 _SHUFFLE_BYTES = 2 << 30
 _ROWS_PER_LANE = 256
+_GROUPS_PER_LANE = 4
+_KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +299,13 @@ def _shape(
     """Return a stream's lanes, bands and window: as asked, or what pays and fits in memory."""
     lanes, bands, window = asked
     in_memory = max(1, memory // max(index.group_bytes, 1))
-    # more lanes than row groups, or lanes of a few rows, shuffle no better and read groups twice
-    worthwhile = max(1, min(len(index.rows), index.total // _ROWS_PER_LANE, in_memory))
+    # A row group in which one lane ends and another begins is read twice: where readers cannot keep
+    # the whole set, lanes of several row groups. More lanes than row groups, or lanes of a few
+    # rows, shuffle no better.
+    groups = len(index.rows)
+    kept = groups * index.group_bytes <= _KEPT_BYTES
+    useful = groups if kept else groups // _GROUPS_PER_LANE
+    worthwhile = max(1, min(useful, index.total // _ROWS_PER_LANE, in_memory))
     if bands is None:
         most = min(batch, _MAX_BANDS)
         bands = most if worthwhile >= most else _power_of_two_below(worthwhile)
