@@ -11,6 +11,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from rayway.data.files import filesystem_for
+from rayway.data.groups import Groups
 from rayway.data.index import build_index
 from rayway.errors import DataError
 
@@ -189,6 +190,28 @@ def test_a_store_that_stays_overloaded_is_named(filled: Any) -> None:
     assert filled.requests.count("GET set/part-004.parquet") == 4
 
 
+def test_rows_are_refused_in_the_same_words(filled: Any) -> None:
+    index = build_index("s3://bucket/set")
+    groups = Groups(index, index.schema.names)
+    # Arrow keeps of an answer what fits into the bytes it asked for: of a small group, the status
+    filled.fail("(GET|HEAD) .*", message=f"No, {SECRET} is wrong.")
+    with pytest.raises(DataError) as caught:
+        groups(0)
+    told = str(caught.value)
+    assert "part-000.parquet (row group 0) cannot be read in 3 tries: AccessDenied" in told
+    assert "credentials: the environment (AWS_ACCESS_KEY_ID)" in told
+    assert SECRET not in told
+
+
+def test_a_damaged_file_is_not_laid_at_the_stores_door(filled: Any) -> None:
+    index = build_index("s3://bucket/set")
+    content = filled.objects["set/part-000.parquet"]
+    filled.objects["set/part-000.parquet"] = content[:4] + b"\xff" * 400 + content[404:]
+    with pytest.raises(DataError) as caught:
+        Groups(index, index.schema.names)(0)
+    assert "endpoint" not in str(caught.value)
+
+
 @pytest.fixture
 def hole() -> Iterator[str]:
     """The address of a store that takes connections and never answers."""
@@ -212,3 +235,14 @@ def test_a_file_that_never_comes_is_told_within_a_minute(filled: Any) -> None:
     told = refused(within_s=60)
     assert "part-000.parquet cannot be read" in told
     assert "Operation too slow" in told
+
+
+@pytest.mark.slow
+def test_rows_that_never_come_are_told_within_a_minute(filled: Any) -> None:
+    index = build_index("s3://bucket/set")
+    groups = Groups(index, index.schema.names)
+    filled.fail("(GET|HEAD) .*", hang=True)
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"Operation too slow.*credentials: the environment"):
+        groups(0)
+    assert time.monotonic() - begin < 60

@@ -16,13 +16,14 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from rayway.data.files import filesystem_for
+from rayway.data.files import explain, filesystem_for
 from rayway.data.index import Index
 from rayway.errors import DataError
 
 _FOOTERS = 256
 _PAUSES_S = (0.2, 1.0)
-_DAMAGE = re.compile(
+_FINAL = re.compile(  # a damaged page, or a store that Arrow has waited for long enough
+    r"Timeout was reached|"
     r"CRC checksum|[Cc]orrupt|thrift|end of stream|magic bytes|decompress|[Cc]odec"
 )
 
@@ -69,7 +70,7 @@ class Groups:
                 raise
             except Exception as error:  # fsspec's filesystems raise errors of their own
                 again = not self._local and isinstance(error, OSError)
-                if pause_s is None or not again or _DAMAGE.search(str(error)):
+                if pause_s is None or not again or _FINAL.search(str(error)):
                     raise self._unreadable(group, error, tries=pause_s is None) from error
             self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
@@ -121,7 +122,7 @@ class Groups:
 
     def _unreadable(self, group: int, error: Exception, *, tries: bool) -> DataError:
         often = f" in {len(_PAUSES_S) + 1} tries" if tries and not self._local else ""
-        text = str(error) or type(error).__name__
+        text = explain(error, self._index.root).rstrip(".")
         return DataError(
             f"{self._index.where(group)} cannot be read{often}: {text}. If the file was changed "
             f"since it was indexed, put it back; else write it again."

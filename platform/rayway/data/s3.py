@@ -123,9 +123,14 @@ def list_s3(bucket: str, prefix: str) -> Iterator[tuple[str, int, str]]:
 def explain_s3(error: Exception, url: str) -> str:
     """Return what the store answered for ``url``, where it is and whose credentials were used.
 
+    An error that is not the store's is told as it is.
+
     The words have no secret in them, whatever the error holds.
     """
     account = _account()
+    ours = isinstance(error, BotoCoreError | ClientError | FileNotFoundError)
+    if not ours and not _ARROW_ERROR.search(str(error)):  # e.g. damage: the store did its part
+        return _without_secrets(str(error) or repr(error), account)
     bucket = url.removeprefix("s3://").partition("/")[0]
     code, said, region = _told(error)
     at = account.endpoint or f"AWS, region {account.region or 'not set'}"
