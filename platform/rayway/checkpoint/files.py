@@ -40,19 +40,22 @@ class Written:
     """The hashes of those of the model's tensors that it has whole, aliases of them included."""
 
 
-def write_share(objects: Objects, share: Share, *, threads: int) -> Written:
+def write_share(
+    objects: Objects, share: Share, *, threads: int, file_bytes: int = FILE_BYTES
+) -> Written:
     """Write a rank's share into a checkpoint's folder, and read it back.
 
     Args:
         objects: The folder.
         share: What to write; its tensors are on the CPU and do not change meanwhile.
         threads: Files under way at once. 1: this thread does it all.
+        file_bytes: A file is closed once it has so many.
 
     Raises:
         CheckpointError: A tensor cannot be stored, or a file reads back changed.
         StorageError: The storage failed.
     """
-    files = plan_files(share)
+    files = plan_files(share, file_bytes)
 
     def write(job: tuple[str, list[str]]) -> tuple[FileEntry, dict[str, str]]:
         file, names = job
@@ -80,16 +83,16 @@ def write_share(objects: Objects, share: Share, *, threads: int) -> Written:
     return Written(files=tuple(entry for entry, _ in done), tensors=tensors, weights=weights)
 
 
-def plan_files(share: Share) -> dict[str, list[str]]:
-    """Return which tensors go into which file: those of a stem together, up to ``FILE_BYTES``."""
+def plan_files(share: Share, file_bytes: int = FILE_BYTES) -> dict[str, list[str]]:
+    """Return which tensors go into which file: those of a stem together, until it is full."""
     files: dict[str, list[str]] = {}
-    stem, number, size, names = "", 0, 0, list[str]()
+    stem, number, names, size = "", 0, list[str](), 0
     for name in sorted(share.tensors):
         if name.partition("/")[0] != stem:
-            stem, number, size = name.partition("/")[0], -1, FILE_BYTES
-        if size >= FILE_BYTES:
-            number, size = number + 1, 0
-            names = files[file_name(share.rank, stem, number)] = []
+            stem, number, size = name.partition("/")[0], -1, file_bytes
+        if size >= file_bytes:
+            number, size, names = number + 1, 0, []
+            files[file_name(share.rank, stem, number)] = names
         names.append(name)
         size += share.tensors[name].nbytes
     return files

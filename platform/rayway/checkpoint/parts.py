@@ -32,6 +32,7 @@ class Parts:
         run_id: The run's.
         step: Finished optimizer steps.
         attempt: The attempt's number.
+        file_bytes: A file of tensors is closed once it has so many.
         deadline: Gives when to stop waiting for other ranks, by the monotonic clock. It is asked
             again and again.
     """
@@ -44,12 +45,14 @@ class Parts:
         run_id: str,
         step: int,
         attempt: int,
+        file_bytes: int,
         deadline: Callable[[], float],
     ) -> None:
         self._folder = folder
         self._share = share
         self._outline = share.outline()
         self._run_id, self._step, self._attempt = run_id, step, attempt
+        self._file_bytes = file_bytes
         self._deadline = deadline
         self._began = time.monotonic()
         self._keys = [part_key(share.rank), weights_key(share.rank)]
@@ -61,7 +64,7 @@ class Parts:
         """Write this rank's files, its part, and the hashes of cut weights that fall to it."""
         share, folder = self._share, self._folder
         folder.delete(self._keys)  # of an earlier try
-        written = write_share(folder, share, threads=threads)
+        written = write_share(folder, share, threads=threads, file_bytes=self._file_bytes)
         part = Part(
             run_id=self._run_id,
             step=self._step,
@@ -121,7 +124,7 @@ class Parts:
 
     def remove(self) -> None:
         """Remove what this rank has written."""
-        self._folder.delete([*self._keys, *plan_files(self._share)])
+        self._folder.delete([*self._keys, *plan_files(self._share, self._file_bytes)])
 
     def _part_keys(self) -> set[str]:
         ranks = range(self._share.world_size)
@@ -182,6 +185,8 @@ class Parts:
             **{name: (outline.dtype, outline.shape) for name, outline in outlines.items()},
             **{name: (outlines[alias.of].dtype, alias.shape) for name, alias in aliases.items()},
         }
+        twins = {name: a.of for name, a in aliases.items() if outlines[a.of].cut}
+        hashes = {**hashes, **{name: hashes[of] for name, of in twins.items() if of in hashes}}
         weights = {name: told for name, told in shapes.items() if name.startswith(WEIGHTS)}
         missing = sorted(weights.keys() - hashes.keys())
         if missing:

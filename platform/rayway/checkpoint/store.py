@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rayway.checkpoint import catalog
 from rayway.checkpoint.catalog import Committed, Found
+from rayway.checkpoint.files import FILE_BYTES
 from rayway.checkpoint.load import Like, read_state
 from rayway.checkpoint.manifest import Manifest, Marker, Part, part_key
 from rayway.checkpoint.parts import Parts
@@ -81,13 +82,14 @@ class CheckpointStore:
         world_size: Ranks that save together.
         patience_s: How long a save may wait for the parts of other ranks, in seconds.
         threads: Files written at once.
+        file_bytes: A file of tensors is closed once it has so many.
         clock: The present time in Unix seconds.
 
     Raises:
         StorageError: The folder is no run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two have a default
         self,
         folder: RunFolder,
         *,
@@ -97,6 +99,7 @@ class CheckpointStore:
         world_size: int = 1,
         patience_s: float = 300.0,
         threads: int = 2,
+        file_bytes: int = FILE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = folder
@@ -109,6 +112,7 @@ class CheckpointStore:
         self._patience_s = patience_s
         self._until = math.inf
         self._threads = threads
+        self._file_bytes = file_bytes
         self._clock = clock
         self._last_saved: int | None = None
         self._retired: set[str] = set()
@@ -300,6 +304,7 @@ class CheckpointStore:
             run_id=self._run_id,
             step=step,
             attempt=self._attempt,
+            file_bytes=self._file_bytes,
             deadline=lambda: min(patient_until, self._until),
         )
 

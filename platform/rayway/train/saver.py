@@ -326,14 +326,14 @@ class Saver:
         keys[dist.get_rank()] = found
         sum_over_ranks(keys)
         oldest = int(keys.min())
-        if oldest == found:
-            return loaded
-        step, attempt = divmod(oldest, _ATTEMPTS)
-        if oldest == 0:
+        if oldest == 0 < int(keys.max()):
             raise CheckpointError(
                 f"rank {int(keys.argmin())} finds no checkpoint, and others do. Check that all "
                 "nodes see the same storage."
             )
+        if oldest == found:
+            return loaded
+        step, attempt = divmod(oldest, _ATTEMPTS)
         self.warn(f"not all ranks can read a newer checkpoint than that of step {step}.")
         return self._store.load(step, attempt=attempt, like=like)
 
