@@ -19,6 +19,10 @@ from rayway.errors import DataError
 _THREADS = 16
 
 
+MANY_FILES = 5_000
+"""From so many files on, one process is not enough to read their footers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
     """What the footer of one file says."""

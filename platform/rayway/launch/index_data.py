@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 import ray
 
 from rayway.data.files import StoredFile
-from rayway.data.footers import Footer, read_footers
+from rayway.data.footers import MANY_FILES, Footer, read_footers
 from rayway.errors import DataError, RaywayError
 from rayway.launch.cluster import local_cluster
 
-_MANY = 5_000
 CHUNK = 500
 """Files that one task reads."""
 _AHEAD = 2
@@ -24,7 +23,7 @@ _START_TIMEOUT_S = 60
 
 
 def read_many_footers(
-    folder: str, files: Sequence[StoredFile], *, many: int = _MANY, cpus: int | None = None
+    folder: str, files: Sequence[StoredFile], *, many: int = MANY_FILES, cpus: int | None = None
 ) -> Iterator[Footer]:
     """Yield the footer of each file below ``folder``: by tasks on Ray if there are many.
 

@@ -2,12 +2,14 @@
 
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import iglob
 from pathlib import Path
 
-from rayway.data.files import filesystem_for
+from rayway.data.files import StoredFile, list_files, place_of
+from rayway.data.footers import MANY_FILES, Footer, read_footers
 from rayway.data.index import build_index
 from rayway.data.plan import Plan
 from rayway.errors import RaywayError, SpecError
@@ -77,12 +79,21 @@ def prepare(resolved: Resolved, *, workers: int) -> Prepared:
 
 
 def _index_data(job: Job) -> RunData:
-    train = tuple(build_index(place, columns=job.data.columns) for place in job.data.sources)
+    columns = job.data.columns
+    train = tuple(build_index(place, columns=columns, read=_footers) for place in job.data.sources)
     validation = None
     if job.data.validation is not None:
-        validation = build_index(job.data.validation, columns=job.data.columns)
+        validation = build_index(job.data.validation, columns=columns, read=_footers)
     check_alike(train, job.data)
     return RunData(train=train, validation=validation)
+
+
+def _footers(folder: str, files: Sequence[StoredFile]) -> Iterator[Footer]:
+    if len(files) < MANY_FILES:
+        return read_footers(folder, files)
+    from rayway.launch.index_data import read_many_footers  # noqa: PLC0415 - Ray takes a second
+
+    return read_many_footers(folder, files)
 
 
 def available_cpus() -> int:
@@ -135,5 +146,4 @@ def _prepare(job: Job, folder: str, *, place: str) -> None:
 def _exists(url: str) -> bool:
     if "://" not in url:
         return Path(url).exists() or any(iglob(url))
-    filesystem, path = filesystem_for(url)
-    return bool(filesystem.get_file_info(path).type.value)  # 0: not found
+    return bool(list_files(place_of(url)))
