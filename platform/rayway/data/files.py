@@ -126,6 +126,20 @@ def find_files(url: str) -> tuple[Place, list[StoredFile]]:
     return place, files
 
 
+def is_there(url: str) -> bool:
+    """Return whether there is anything at ``url``.
+
+    Raises:
+        DataError: It cannot be listed.
+    """
+    try:
+        return bool(list_files(place_of(url)))
+    except DataError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+
+
 def list_files(place: Place) -> list[StoredFile]:
     """Return the files of ``place``, by the bytes of their paths.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from glob import iglob
 from pathlib import Path
 
-from rayway.data.files import StoredFile, list_files, place_of
+from rayway.data.files import StoredFile, is_there
 from rayway.data.footers import MANY_FILES, Footer, read_footers
 from rayway.data.index import build_index
 from rayway.data.plan import Plan
@@ -146,4 +146,4 @@ def _prepare(job: Job, folder: str, *, place: str) -> None:
 def _exists(url: str) -> bool:
     if "://" not in url:
         return Path(url).exists() or any(iglob(url))
-    return bool(list_files(place_of(url)))
+    return is_there(url)
