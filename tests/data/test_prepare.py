@@ -319,7 +319,7 @@ def test_groups_hold_all_rows_in_order_and_all_but_the_last_are_full(
 
 
 def test_pictures_keep_the_names_of_their_labels(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip("PIL.Image")  # an extra
     for number in range(12):
         folder = tmp_path / "raw" / ("cat", "dog")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)

@@ -304,7 +304,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def picture(color: tuple[int, int, int], size: tuple[int, int] = (6, 4)) -> bytes:
-    image = pytest.importorskip("PIL.Image")
+    image = pytest.importorskip("PIL.Image")  # an extra
     sink = io.BytesIO()
     image.new("RGB", size, color).save(sink, "png")
     return sink.getvalue()
@@ -330,12 +330,13 @@ def test_pictures_are_scaled_and_labelled_by_their_folders(tmp_path: Path) -> No
     assert sorted(raw["image"].to_pylist()) == sorted([red, red, blue])
 
 
-@pytest.mark.parametrize("content", [b"no picture", picture((1, 2, 3), (60, 60))[:90]])
+@pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("size", [None, (8, 8)])
 def test_a_damaged_picture_is_named(
-    tmp_path: Path, content: bytes, size: tuple[int, int] | None
+    tmp_path: Path, is_cut: bool, size: tuple[int, int] | None
 ) -> None:
-    put(tmp_path, a__x_dot_png=content)
+    cut = picture((1, 2, 3), (60, 60))[:90]
+    put(tmp_path, a__x_dot_png=cut if is_cut else b"no picture")
     with pytest.raises(DataError, match=r"a/x.png is (damaged|no image)"):
         list(image_rows(Opened.at(str(tmp_path)), whole("a/x.png"), ["a"], size))
 

@@ -96,6 +96,10 @@ class PreparedFolder:
         text = base64.b64encode(schema.serialize()).decode() if schema else None
         self._objects.put(ASKED_KEY, json.dumps({**asked, "schema": text}).encode())
 
+    def count_done(self) -> int:
+        """Return how many shards are whole."""
+        return len(self._done({each.key: each.bytes for each in self._objects.list()}))
+
     def finish(self, done: Sequence[ShardDone]) -> Index:
         """Index the shards; from then on the data set is finished.
 

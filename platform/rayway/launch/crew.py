@@ -8,13 +8,14 @@ import queue
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
+from ray._private import auto_init_hook
 
 from rayway.errors import RaywayError
 from rayway.launch.cluster import local_cluster
@@ -26,6 +27,8 @@ Tick = Callable[[dict[int, int]], None]
 
 _POLL_S = 0.2
 _START_TIMEOUT_S = 60.0
+_PUMP = "rayway-crew"
+_PUMP_ENDS_S = 10.0
 
 
 Call = Callable[[T, Callable[[int], None]], R]
@@ -71,11 +74,26 @@ class Crew:
         if not self._started:
             # two seconds, while the cluster starts
             threading.Thread(target=_import_ray_data, name="warm-up", daemon=True).start()
+            self._open.enter_context(_no_other_cluster())
             self._open.enter_context(
                 local_cluster(cpus=self._cpus, start_timeout_s=_START_TIMEOUT_S)
             )
             self._started = True
         yield from _map_on_ray(call, tasks, tick)
+
+
+@contextmanager
+def _no_other_cluster() -> Iterator[None]:
+    """Have a thread that calls Ray after its cluster is gone fail; Ray would start another one."""
+    before = auto_init_hook.enable_auto_connect
+    auto_init_hook.enable_auto_connect = False
+    try:
+        yield
+    finally:
+        for thread in threading.enumerate():
+            if thread.name == _PUMP:
+                thread.join(timeout=_PUMP_ENDS_S)
+        auto_init_hook.enable_auto_connect = before
 
 
 def _tell(tick: Tick, place: int, read: int) -> None:
@@ -98,7 +116,7 @@ def _map_on_ray(call: Call[T, R], tasks: Sequence[T], tick: Tick) -> Iterator[tu
     with tempfile.TemporaryDirectory(prefix="rayway-meters-", ignore_cleanup_errors=True) as meters:
         # Ray's loop may not run on the thread that has to answer signals
         threading.Thread(
-            target=_pump, args=(call, tasks, meters, answers), name="crew", daemon=True
+            target=_pump, args=(call, tasks, meters, answers), name=_PUMP, daemon=True
         ).start()
         left = len(tasks)
         while left:

@@ -151,8 +151,8 @@ def prepare_data(
                 return work.through(crew, screen)
         except KeyboardInterrupt:
             raise StoppedError(
-                f"stopped with {len(work.done)} of {len(plan.tasks)} shards done; they stay in "
-                f"{folder.url}. The same command goes on from there."
+                f"stopped with {folder.count_done()} of {len(plan.tasks)} shards done; they stay "
+                f"in {folder.url}. The same command goes on from there."
             ) from None
         finally:
             folder.remove_drafts()

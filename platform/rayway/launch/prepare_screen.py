@@ -48,7 +48,8 @@ class PrepareScreen:
         self._at_work: dict[int, int] = {}
         self._done: set[int] = set()
         self._rows = 0
-        self._begun_at = self._due_at = clock()
+        self._begun_at: float | None = None
+        self._due_at = 0.0
         self._begun_with = 0
 
     def __enter__(self) -> Self:
@@ -88,8 +89,8 @@ class PrepareScreen:
         self._what, self._weights = what, [max(weight, 1) for weight in weights]
         self._done, self._at_work, self._rows = set(done), {}, 0
         self._todo = [place for place in range(len(weights)) if place not in self._done]
-        self._begun_at, self._begun_with = self._clock(), self._read()
-        self._due_at = 0.0 if self._live is not None else self._begun_at + LINE_S
+        self._begun_at, self._begun_with = None, self._read()
+        self._due_at = 0.0 if self._live is not None else self._clock() + LINE_S
         self._refresh()
 
     def tick(self, at_work: dict[int, int]) -> None:
@@ -113,6 +114,8 @@ class PrepareScreen:
 
     def _refresh(self) -> None:
         now = self._clock()
+        if self._begun_at is None and self._read() > self._begun_with:
+            self._begun_at = now  # the start of tasks is not their speed
         if now < self._due_at:
             return
         if self._live is not None:
@@ -134,6 +137,8 @@ class PrepareScreen:
         return f"{len(self._done)}/{len(self._weights)}"
 
     def _speed(self, now: float) -> list[str]:
+        if self._begun_at is None:
+            return ["starting tasks"]
         read, total, took = self._read(), sum(self._weights), now - self._begun_at
         words = [f"{100 * read // total} %"]
         if self._rows:
