@@ -6,7 +6,9 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rayway.errors import StorageError
 from rayway.storage.folder import Piece
+from rayway.storage.objects import Objects
 from rayway.storage.remote import RemoteFolder
 
 
@@ -63,3 +65,14 @@ def test_folder_markers_are_no_objects(tmp_path: Path) -> None:
     folder = RemoteFolder("runs", filesystem=files)
     folder.write("a/b", [b"1"])
     assert folder.list("", deep=True).sizes == [("a/b", 1)]
+
+
+def test_an_object_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """These file systems tell no versions, so that only the length can give it away."""
+    objects = Objects(f"memory://{tmp_path}", folder=folder_at(tmp_path))
+    objects.put("a", bytes(3 << 20))
+    with objects.open_read("a") as file:
+        file.read(10)
+        objects.put("a", bytes(2 << 20))
+        with pytest.raises(StorageError, match="ended while it was read"):
+            file.read()

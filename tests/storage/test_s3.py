@@ -103,10 +103,14 @@ def test_an_upload_that_fails_is_dropped_and_the_old_object_stays(
     assert objects.get("a") == b"old"
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["200", "404"])
 def test_a_finished_upload_whose_answer_was_lost_is_known_by_its_writer(
-    objects: Objects, proxy: FaultProxy
+    objects: Objects, proxy: FaultProxy, knows: bool
 ) -> None:
+    """Asked again, some stores say yes once more; others know of no such upload."""
     proxy.add(reset(after=True), method="POST", path="uploadId", times=1)
+    if not knows:
+        proxy.add(refuse(404, "NoSuchUpload"), method="POST", path="uploadId")
     objects.put("a", LARGE)
     assert objects.get("a") == LARGE
 
