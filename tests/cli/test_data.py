@@ -173,3 +173,13 @@ def test_the_page_fits_eighty_columns(folder: Path) -> None:
     assert max(map(len, lines)) <= 80
     (label,) = [line for line in lines if line.startswith("label ")]
     assert label.split() == ["label", "int64", "0", "0", "0", "0", "to", "12"]
+
+
+@pytest.mark.parametrize("verb", ["index", "check"])
+def test_a_half_prepared_set_is_neither_indexed_nor_found_fit(folder: Path, verb: str) -> None:
+    (folder / "_rayway").mkdir()
+    (folder / "_rayway/prepare.json").write_text("{}")
+    result = ask(verb, str(folder))
+    assert isinstance(result.exception, DataError)
+    assert "is not finished" in str(result.exception)
+    assert not (folder / "_rayway/index.parquet").exists()

@@ -51,7 +51,8 @@ def index(url: str, write: bool | None, out: Path | None, as_json: bool) -> None
 
     Exits 0 when done, 2 if the data is missing or damaged, 5 if the index cannot be stored.
     """
-    from rayway.data.index import build_index  # noqa: PLC0415 - Arrow takes half a second
+    from rayway.data.files import find_files  # noqa: PLC0415 - Arrow takes half a second
+    from rayway.data.index import build_index, refuse_unfinished  # noqa: PLC0415 - as above
     from rayway.launch.index_data import read_many_footers  # noqa: PLC0415 - and Ray a whole one
 
     def read(folder: str, files: Sequence[Any]) -> Iterator[Any]:
@@ -60,6 +61,7 @@ def index(url: str, write: bool | None, out: Path | None, as_json: bool) -> None
                 tell(done, len(files))
                 yield footer
 
+    refuse_unfinished(*find_files(url))
     made = build_index(url, read=read, stored=False)
     if out is not None:
         try:

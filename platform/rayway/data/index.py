@@ -304,7 +304,7 @@ def build_index(
     """
     place, files = find_files(root)
     if stored:
-        _refuse_unfinished(place, files)
+        refuse_unfinished(place, files)
     shards = [file for file in files if is_shard(file.path)]
     foreign = [f.path for f in files if not is_shard(f.path) and not _is_ours(f.path)]
     if not shards:
@@ -351,7 +351,12 @@ def _is_ours(path: str) -> bool:
     return _OURS in path.split("/")
 
 
-def _refuse_unfinished(place: Place, files: Sequence[StoredFile]) -> None:
+def refuse_unfinished(place: Place, files: Sequence[StoredFile]) -> None:
+    """Refuse a folder in which ``rayway data prepare`` was stopped.
+
+    Raises:
+        DataError: It has a ``prepare.json`` and no index.
+    """
     paths = {file.path for file in files}
     for path in paths:
         begun, _, name = path.rpartition("/")

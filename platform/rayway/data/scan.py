@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rayway.data.check import Finding
 from rayway.data.files import Place, StoredFile, explain, filesystem_for, find_files, read_footer
 from rayway.data.footers import Footer, known_columns, parse_footer
-from rayway.data.index import is_shard
+from rayway.data.index import is_shard, refuse_unfinished
 from rayway.data.values import Range, Spot, Values, look
 from rayway.errors import DataError
 
@@ -92,9 +92,11 @@ def scan(
         on_progress: Told after each footer, and again after each file's rows.
 
     Raises:
-        DataError: There is no such place, no whole Parquet file in it, or an unknown column.
+        DataError: There is no such place, no whole Parquet file in it, or an unknown column; or
+            the data is half prepared.
     """
     place, found = find_files(url)
+    refuse_unfinished(place, found)
     files = [file for file in found if is_shard(file.path)]
     if not files:
         raise DataError(f"{place.url} holds no .parquet file.")
