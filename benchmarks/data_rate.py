@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ import psutil
 
 from data_consumer import Asked
 from data_goals import Figures, judged
-from data_sets import MAKERS, make_set
+from data_sets import MAKERS, link_copies, make_set
 from measure import note, report, spread
-from start_up import adopt_orphans, end_descendants
+from start_up import adopt_orphans
 
 BENCHMARKS = Path(__file__).parent
 PEERS = ("datasets", "litdata", "mosaicml-streaming", "webdataset", "torch", "pyarrow", "numpy")
@@ -109,6 +109,7 @@ class Bench:
     folder: Path
     peers_python: str | None
     endpoint: str
+    server_pid: int
     rows: dict[str, int]
     least_s: float
     most_s: float
@@ -124,7 +125,7 @@ class Bench:
             asked = self._asked(case, setting, scratch)
             count = 1 if case.one_process else setting.consumers
             with ExitStack() as stack:
-                stack.callback(end_descendants)
+                stack.callback(self._end_case)
                 port = 20_000 + os.getpid() % 10_000 + int(time.time()) % 1000
                 processes = [
                     self._start(case, {**asked, "rank": rank}, Path(scratch), port)
@@ -143,6 +144,18 @@ class Bench:
                 for process in processes:
                     process.wait(30)
         return _figures(taken, memory, shared=case.one_process)
+
+    def _end_case(self) -> None:
+        """End all that a case left behind, which became ours; not the store."""
+        left = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process.pid != self.server_pid
+        ]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
 
     def _asked(self, case: Case, setting: Setting, scratch: str) -> dict[str, Any]:
         base = "s3://" if setting.store == "s3" else f"{self.folder}/"
@@ -313,8 +326,8 @@ def _figures(
 
 
 @contextmanager
-def s3_server(folder: Path, delay_ms: float) -> Iterator[str]:
-    """Serve the folders below ``folder`` as buckets; give the endpoint."""
+def s3_server(folder: Path, delay_ms: float) -> Iterator[tuple[str, int]]:
+    """Serve the folders below ``folder`` as buckets; give the endpoint and the server's process."""
     server = subprocess.Popen(
         [sys.executable, str(BENCHMARKS / "slow_s3.py"), str(folder), str(delay_ms)],
         stdout=subprocess.PIPE,
@@ -323,7 +336,7 @@ def s3_server(folder: Path, delay_ms: float) -> Iterator[str]:
     assert server.stdout is not None
     with server:
         try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}", server.pid
         finally:
             server.kill()
 
@@ -403,12 +416,14 @@ def main() -> None:
     folder = (asked.folder or Path("data/bench")).resolve()
     (folder / "own").mkdir(parents=True, exist_ok=True)
     rows = {each: make_set(folder / "sets", each, shards=shards) for each in asked.sets.split(",")}
-    server = s3_server(folder, asked.delay_ms)
-    with server as endpoint:
+    for each in rows:
+        link_copies(folder / "sets", each, _EPOCHS)
+    with s3_server(folder, asked.delay_ms) as (endpoint, server_pid):
         bench = Bench(
             folder=folder,
             peers_python=asked.peers_python,
             endpoint=endpoint,
+            server_pid=server_pid,
             rows=rows,
             least_s=0.3 if asked.quick else 3.0,
             most_s=1.0 if asked.quick else 8.0,

@@ -84,6 +84,17 @@ def make_set(
     return rows * shards
 
 
+def link_copies(folder: Path, name: str, copies: int) -> None:
+    """Make ``folder/name_copies``: every shard so many times, as links to it."""
+    place = folder / f"{name}_copies"
+    place.mkdir(exist_ok=True)
+    for path in (folder / name).glob("*.parquet"):
+        for number in range(copies):
+            copy = place / f"{path.stem}-{number}.parquet"
+            if not copy.exists():
+                os.link(path, copy)
+
+
 def _tokens(rows: int, shard: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
     draws = np.random.default_rng((0, shard)).pareto(0.7, (rows, TOKENS))
     return np.minimum(draws * 8, 31_999).astype(np.int32)

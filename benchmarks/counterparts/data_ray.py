@@ -8,6 +8,7 @@ that it is not charged for a shuffle buffer.
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,8 @@ from data_consumer import (
 )
 from data_rayway import SEED, convert, planned
 from rayway.data.recipe import Order, ReaderRecipe
-from rayway.data.rows import ray_engine, start_router
+from rayway.data.router import start_router
+from rayway.data.rows import ray_engine
 
 CPUS = 2
 STORE_BYTES = 1 << 30
@@ -50,11 +52,11 @@ class Consumer:
 def split_by_ray_data(asked: Asked) -> list[Open]:
     """Return how each consumer opens its part of one Ray Data pipeline.
 
-    One pass over as many copies of the files as it takes, as each pass costs a new start.
+    One pass over a folder of copies of the shards, as each pass costs a new start. Naming a file
+    several times would not do: Ray Data then leaves out rows.
     """
-    filesystem, paths = parquet_files(asked)
-    files = paths * max(1, round(asked.rows * asked.world / _rows_in(asked)))
-    stored = ray.data.read_parquet(files, filesystem=filesystem, shuffle="files")
+    filesystem, paths = parquet_files(replace(asked, source=f"{asked.source}_copies"))
+    stored = ray.data.read_parquet(paths, filesystem=filesystem, shuffle="files")
     return [partial(_batches_of, each, asked) for each in stored.streaming_split(asked.world)]
 
 

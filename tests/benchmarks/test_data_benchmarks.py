@@ -70,7 +70,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         path = tmp_path / "bucket" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(range(100)))
-    with s3_server(tmp_path, 0) as endpoint:
+    with s3_server(tmp_path, 0) as (endpoint, _):
         yield endpoint
 
 
