@@ -69,7 +69,8 @@ class Weed:
         names += ["s3.port.iceberg", "s3.port.lance"]
         command = [
             str(WEED), "mini", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-webdav=false", "-admin.ui=false", "-master.telemetry=false", "-s3.autoCreateBucket=false",
+            "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
+            "-s3.autoCreateBucket=false",
             *(f"-{name}={self.port + n}" for n, name in enumerate(names)),
         ]  # fmt: skip
         environment = {**os.environ, **SETTINGS, "GOMEMLIMIT": "300MiB", "GOMAXPROCS": "2"}
