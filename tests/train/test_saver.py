@@ -310,6 +310,26 @@ def test_one_save_is_under_way_at_a_time_and_the_wait_is_told(desk: Callable[...
     assert first["behind_s"] < 0.1 < second["behind_s"] <= second["stall_s"]
 
 
+def test_a_save_that_does_not_end_holds_training_up_only_so_long(
+    desk: Callable[..., Desk],
+) -> None:
+    one = desk(moody=True)
+    one.store.patience_s = 0.1
+    one.moods.go_on.clear()
+    began = time.monotonic()
+    one.train(2, save_at=[1, 2])
+    assert 0.1 <= time.monotonic() - began < 5
+    one.moods.go_on.set()
+    with pytest.raises(StorageError, match="step 2 could not be saved"):
+        one.saver.finish()
+    one.train(1, save_at=[3])
+    one.saver.finish()
+    assert one.steps() == [1, 3]
+    [failed] = one.events("save_failed")
+    assert failed["step"] == 2
+    assert "the save of step 1 was still under way, after 0 s" in failed["reason"]
+
+
 def test_a_save_that_fails_is_told_and_training_goes_on(desk: Callable[..., Desk]) -> None:
     one = desk(moody=True)
     one.train(1, save_at=[1])

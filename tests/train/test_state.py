@@ -218,3 +218,24 @@ def test_optimizer_state_that_no_file_can_hold_is_refused() -> None:
     step_on(state, 1)
     with pytest.raises(CheckpointError, match=r"keeps \S+/nothing as list"):
         state.tensors()
+
+
+def test_only_trained_weights_and_moments_wait_for_the_next_update() -> None:
+    """Frozen weights and buffers may change in a forward pass, tied ones have two names."""
+    state = new_state()
+    step_on(state, 1)
+    assert state.changed_by_updates(state.tensors()) == {
+        *(f"model/{n}" for n in ("embed.weight", "head.weight", "norm.weight", "norm.bias")),
+        "model/scale",
+        *(f"optimizer/{name}" for name in state.tensors()["optimizer"]),
+    }
+
+
+def test_a_stored_tensor_is_laid_out_as_the_weight_it_belongs_to() -> None:
+    state = new_state()
+    weight = state.model.get_parameter("embed.weight")
+    for name in ("model/embed.weight", "model/head.weight", "optimizer/embed.weight/exp_avg"):
+        assert state.like(name, (7, 6)) is weight
+    for name in ("optimizer/embed.weight/step", "model/seen", "model/gone", "other-a/embed.weight"):
+        assert state.like(name, ()) is None
+    assert state.like("model/embed.weight", (9, 9)) is None

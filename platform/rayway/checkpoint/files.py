@@ -4,11 +4,8 @@ No rank waits for another one here, and none is asked anything: whatever is know
 read from the storage.
 """
 
-import os
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -24,8 +21,6 @@ from rayway.storage.objects import ObjectMissing, Objects
 
 FILE_BYTES = 128 << 20
 """A file is closed once it has so many bytes: files are written, sent and hashed side by side."""
-
-_NICENESS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +61,7 @@ def write_share(
     if threads == 1 or len(files) == 1:
         done = list(map(write, files.items()))
     else:
-        with ThreadPoolExecutor(threads, initializer=yield_to_training) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             done = list(pool.map(write, files.items()))
     tensors = {
         name: TensorEntry(
@@ -129,17 +124,11 @@ def hash_cut_weights(
     return hashes
 
 
-def yield_to_training() -> None:
-    """Let this thread run when nobody else wants the processor. Linux has this for threads."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
 def _write_file(objects: Objects, file: str, tensors: dict[str, Tensor]) -> FileEntry:
     content = TensorFile({name.partition("/")[2]: tensor for name, tensor in tensors.items()})
     objects.put(file, content)
     entry = FileEntry(name=file, bytes=content.bytes, sha256=content.sha256)
-    _check_same(objects, file, content.pieces())
+    check_same(objects, file, content.pieces())
     return entry
 
 
@@ -158,13 +147,20 @@ def _whole_weights(share: Share, names: list[str]) -> dict[str, str]:
     return hashes
 
 
-def _check_same(objects: Objects, name: str, pieces: Iterable[memoryview]) -> None:
-    """Compare a stored file with the bytes it was made of."""
-    at = 0
+def check_same(objects: Objects, name: str, pieces: Iterable[memoryview]) -> None:
+    """Compare a stored file with the bytes it was made of.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    at, buffer = 0, bytearray()
     with _open(objects, name) as file:
         for piece in pieces:
-            found = file.read(len(piece))
-            if len(found) != len(piece) or not np.array_equal(
+            if len(buffer) < len(piece):
+                buffer = bytearray(len(piece))
+            found = memoryview(buffer)[: len(piece)]
+            read = file.readinto(found)  # type: ignore[attr-defined] # every binary file has it
+            if read != len(piece) or not np.array_equal(
                 np.frombuffer(found, np.uint8), np.frombuffer(piece, np.uint8)
             ):
                 raise CheckpointError(

@@ -109,7 +109,7 @@ class CheckpointStore:
         self._is_newest_attempt = is_newest_attempt
         self.rank = rank
         self.world_size = world_size
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._until = math.inf
         self._threads = threads
         self._file_bytes = file_bytes
@@ -297,7 +297,7 @@ class CheckpointStore:
         return deleted
 
     def _parts(self, step: int, share: Share) -> Parts:
-        patient_until = time.monotonic() + self._patience_s
+        patient_until = time.monotonic() + self.patience_s
         return Parts(
             self._objects.at(checkpoint_folder(step, self._attempt)),
             share,

@@ -5,7 +5,9 @@ A record is a flat dict with a ``type``; the log adds ``t``, unix seconds. The t
     start       attempt, world_size, from_step, steps, device, ...
     step        step, loss, lr, grad_norm, rows, ids (when traced)
     evaluate    step, metrics {name: float}, rows
-    checkpoint  step, bytes, seconds, committed_at, weights_sha256
+    checkpoint  step, bytes, seconds, committed_at, weights_sha256; training stood still for
+                stall_s in all: behind_s for the save before it, update_waited_s for the copy
+    save_failed step, reason, in_a_row
     warning     message
     end         state, reason, step, clock {name_s: seconds}, weights_sha256
 

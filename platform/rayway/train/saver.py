@@ -4,14 +4,15 @@ A save copies the state, and a thread of its own writes the copy. Most of the co
 the next forward and backward pass, since weights change in the optimizer's update only; the update
 waits for it. So training stands still for next to nothing.
 
-One save is under way at a time. One that is due earlier waits, and with it training: a storage that
-is too slow for the job's rule slows the job down, and does not fill the memory.
+One save is under way at a time. One that is due earlier waits, and with it training, but not for
+ever: a storage that is too slow for the job's rule slows the job down, and fills no memory.
 """
 
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from rayway.checkpoint.files import yield_to_training
 from rayway.checkpoint.load import Like
 from rayway.checkpoint.share import WEIGHTS, Share
 from rayway.checkpoint.snapshot import HostBuffers, Snapshot, TornCopy
@@ -158,7 +158,9 @@ class Saver:
             NumericsError: The weights of the save before were not finite.
         """
         began = time.perf_counter()
-        self._land()
+        if not self._land(within_s=self._store.patience_s):
+            self._leave_out(state.step)
+            return
         behind_s = time.perf_counter() - began
         self._watch(state.optimizer)
         tensors = state.tensors()
@@ -232,12 +234,36 @@ class Saver:
                 self._raise()
             self.warn(f"a save failed, too: {self._error}")
 
-    def _land(self) -> None:
-        """Wait for the save under way; raise what ended it, if it has to end the run."""
+    def _land(self, *, within_s: float | None = None) -> bool:
+        """Wait for the save under way; raise what ended it, if it has to end the run.
+
+        Returns:
+            Whether it is done.
+        """
         if self._flight is not None:
-            self._flight.thread.join()
+            self._flight.thread.join(within_s)
+            if self._flight.thread.is_alive():
+                return False
             self._flight = None
         self._raise()
+        return True
+
+    def _leave_out(self, step: int) -> None:
+        """Do without a save, since the one before it does not come to its end."""
+        assert self._flight is not None, "there is one before it"
+        error = StorageError(
+            f"the save of step {self._flight.step} was still under way, after "
+            f"{time.perf_counter() - self._flight.began:.0f} s. Save less often, or to a faster "
+            "storage."
+        )
+        tell = partial(self._tell_failure, step, error)
+        threading.Thread(target=tell, name=f"no-save-{step}", daemon=True).start()
+        self._note_failure(step, error)
+        self._raise()
+
+    def _tell_failure(self, step: int, error: Exception) -> None:
+        with suppress(StorageError):  # the first error is the one to report
+            self._store.tell_failure(step, error)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -256,11 +282,9 @@ class Saver:
         try:
             try:
                 share = flight.snapshot.finish()
-                yield_to_training()  # nobody waits any more
                 _check_finite(share, flight.trained, step=flight.step)
             except Exception as error:
-                with suppress(StorageError):  # the first error is the one to report
-                    self._store.tell_failure(flight.step, error)
+                self._tell_failure(flight.step, error)
                 raise
             self._log.flush()  # whoever resumes from this checkpoint finds the steps before it
             self._commit(flight, share)
@@ -279,7 +303,7 @@ class Saver:
 
     def _commit(self, flight: _Flight, share: Share) -> None:
         committed = self._store.save(flight.step, share, flight.facts)
-        self._failures.clear()
+        self._failures = [failure for failure in self._failures if failure[0] > flight.step]
         if committed is None:
             return
         self.newest = Newest(step=committed.step, weights_sha256=committed.weights_sha256)
@@ -294,6 +318,7 @@ class Saver:
                     "seconds": round(time.perf_counter() - flight.began, 4),
                     "stall_s": round(flight.called_s + flight.snapshot.waited_s, 4),
                     "behind_s": round(flight.behind_s, 4),
+                    "update_waited_s": round(flight.snapshot.waited_s, 4),
                 }
             )
         keep = self._job.checkpoint

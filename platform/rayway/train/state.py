@@ -58,7 +58,12 @@ class TrainState:
         Args:
             tensors: What ``tensors`` returned.
         """
-        trained = {weight for group in self.optimizer.param_groups for weight in group["params"]}
+        trained = {
+            weight
+            for group in self.optimizer.param_groups
+            for weight in group["params"]
+            if weight.requires_grad
+        }
         weights = {f"model/{name}" for name, w in self._weights().items() if w in trained}
         return frozenset(weights | {f"optimizer/{name}" for name in tensors["optimizer"]})
 

@@ -103,6 +103,7 @@ def _train(task: RankTask, folder: RunFolder, log: EventLog, life: _Life, stack:
         is_newest_attempt=lambda: folder.is_newest(task.attempt),
         rank=task.rank,
         world_size=dp_size(),
+        patience_s=job.scale.step_timeout_s / 2,  # a rank that waits must not look hung
     )
     saver = stack.enter_context(Saver(store, log, job=job, plan=plan, writes=writes))
     loaded = saver.find()
