@@ -60,6 +60,11 @@ def _goals(found: Found) -> dict[str, _Goal]:
 
     return {
         "local: rows per CPU second over raw >= 0.5": (0.5, None, cpu("raw")),
+        "local: the same over raw pool, that is raw with its rows shuffled >= 0.5": (
+            0.5,
+            None,
+            cpu("raw pool"),
+        ),
         "local: rows per CPU second over LitData >= 5": (5, None, cpu("LitData")),
         "local: rows per CPU second over Ray Data >= 10": (10, None, cpu("Ray Data")),
         "local: rows per CPU second over HF datasets >= 50": (50, None, cpu("HF datasets")),

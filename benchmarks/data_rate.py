@@ -41,11 +41,11 @@ first batch, which flatters tools that read far ahead before it. A consumer goes
 that is up. memory_mb: the most private and shared memory, sampled, above that after the \
 imports, for each consumer; file pages that the system may drop are not in it. of_raw: rows per \
 CPU second over those of `raw` in the same round, pyarrow decoding row groups in shuffled order, \
-none of whose rows is moved. `a core each` binds every consumer to a core of its own. Rounds run \
-all cases in turn, every second one backwards. s3 is a server on the same machine that waits \
-before each answer; its CPU is not counted. tokens: 300,032 rows of 129 int32 as uncompressed \
-fixed-size binary; tokens_list: the same as lists, snappy; images: 50,048 rows of 3072 bytes and \
-a label."""
+none of whose rows is moved; `raw pool` also gathers the rows of 8 row groups at a time into \
+shuffled batches. `a core each` binds every consumer to a core of its own. Rounds run all cases \
+in turn, every second one backwards. s3 is a server on the same machine that waits before each \
+answer; its CPU is not counted. tokens: 300,032 rows of 129 int32 as uncompressed fixed-size \
+binary; tokens_list: the same as lists, snappy; images: 50,048 rows of 3072 bytes and a label."""
 _READY_S, _CASE_S = 120.0, 240.0
 _EPOCHS = 4
 
@@ -255,9 +255,10 @@ def _line(process: "subprocess.Popen[str]", timeout_s: float, errors: Path) -> s
 
 
 def _words(errors: Path) -> str:
-    """Return the last line that a process wrote to stderr."""
-    lines = [line for line in errors.read_text().splitlines() if line.strip()]
-    return lines[-1].strip()[:400] if lines else ""
+    """Return the last line of a process's stderr that names an error, or else the last."""
+    lines = [line.strip() for line in errors.read_text().splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line and not line.startswith("File ")]
+    return (named or lines or [""])[-1][:400]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -26,6 +27,11 @@ class Store(ThreadingHTTPServer):
     def __init__(self, folder: Path, delay_s: float) -> None:
         self.folder, self.delay_s = folder, delay_s
         super().__init__(("127.0.0.1", 0), Answer)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Stay silent when a client has gone; say all else."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Answer(BaseHTTPRequestHandler):
