@@ -76,3 +76,12 @@ def test_an_object_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         objects.put("a", bytes(2 << 20))
         with pytest.raises(StorageError, match="ended while it was read"):
             file.read()
+
+
+def test_a_log_grows_on_any_file_system(tmp_path: Path) -> None:
+    objects = Objects(f"memory://{tmp_path}", folder=folder_at(tmp_path))
+    for number in range(4):
+        objects.append("a/log", bytes([number]) * (200 << 10))
+    with objects.open_log("a/log") as log:
+        assert log.read() == b"".join(bytes([number]) * (200 << 10) for number in range(4))
+    assert [info.bytes >> 10 for info in objects.list()] == [400, 400]
