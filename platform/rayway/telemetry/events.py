@@ -170,7 +170,7 @@ class EventLog:
         *,
         flush_s: float = 0.2,
         limit_bytes: int = 64_000_000,
-        deadline_s: float = 30.0,
+        deadline_s: float = 120.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._append = append

@@ -32,9 +32,8 @@ from rayway.spec.load import absolute_sources
 from rayway.spec.own import OwnSpec
 from rayway.spec.suggest import nearest
 from rayway.storage.objects import Objects
-from rayway.storage.runs import RunFolder, attempt_key, error_key, events_key
+from rayway.storage.runs import RunFolder, attempt_key, error_key
 from rayway.telemetry.alive import Heartbeat
-from rayway.telemetry.events import EventLog
 from rayway.train.clock import Clock
 from rayway.train.course import count_steps, plan_training
 from rayway.train.draws import seed_forward
@@ -51,7 +50,7 @@ from rayway.train.state import TrainState
 from rayway.train.stateful import OPTIMIZER_GROUPS, OptimizerGroups, Stateful
 from rayway.train.step import StepReport, on_device
 from rayway.train.watch import Watch
-from rayway.train.worker import start_event, write_end
+from rayway.train.worker import event_log, start_event, write_end
 
 _OTHER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _ADVICE = "Lower the learning rate, warm it up, or clip the gradient."
@@ -172,10 +171,8 @@ class OwnLoop:
         """Find where the run is, and be there."""
         attempt, folder = self._attempt, self._folder
         self._writes = self._open and self._rank == 0
-        key, alive_key = events_key(attempt, self._rank), attempt_key(attempt, "alive.json")
-        self._log = self._stack.enter_context(
-            EventLog(lambda data: folder.objects.append(key, data))
-        )
+        alive_key = attempt_key(attempt, "alive.json")
+        self._log = self._stack.enter_context(event_log(folder, attempt, self._rank))
         if self._writes:
             self._stack.enter_context(Heartbeat(lambda data: folder.objects.put(alive_key, data)))
         self._plan = plan_training(self._spec, read_run_data(folder).train)

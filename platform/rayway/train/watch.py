@@ -10,6 +10,7 @@ from rayway.storage.runs import STOP_KEY, RunFolder, attempt_key
 from rayway.telemetry.alive import judge_life, this_place
 
 _EVERY_S = 0.5
+_EVERY_REMOTE_S = 2.0
 
 
 def refuse_running(folder: RunFolder, attempt: int) -> None:
@@ -39,13 +40,14 @@ class Watch:
     Args:
         folder: The run.
         attempt: The attempt that this process works for.
-        every_s: Seconds between two looks.
+        every_s: Seconds between two looks. ``None``: more where a look is a request to a store.
     """
 
-    def __init__(self, folder: RunFolder, attempt: int, *, every_s: float = _EVERY_S) -> None:
+    def __init__(self, folder: RunFolder, attempt: int, *, every_s: float | None = None) -> None:
         self._folder = folder
         self._attempt = attempt
-        self._every_s = every_s
+        usual_s = _EVERY_S if folder.objects.is_local else _EVERY_REMOTE_S
+        self._every_s = usual_s if every_s is None else every_s
         self._asked = False
         self._fenced = False
         self._closing = threading.Event()

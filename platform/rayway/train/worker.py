@@ -74,8 +74,7 @@ def run_rank(task: RankTask) -> str:
     life = _Life()
     try:
         with ExitStack() as stack:
-            key = events_key(task.attempt, task.rank)
-            log = stack.enter_context(EventLog(lambda data: folder.objects.append(key, data)))
+            log = stack.enter_context(event_log(folder, task.attempt, task.rank))
             return _train(task, folder, log, life, stack)
     except (Exception, SystemExit) as error:
         step = life.state.step if life.state else 0
@@ -176,6 +175,15 @@ def _take_up(state: TrainState, loaded: Loaded | None) -> None:
     if loaded is not None:
         others: Any = loaded.facts.get("others")
         state.restore(loaded.tensors, loaded.step, others)
+
+
+def event_log(folder: RunFolder, attempt: int, rank: int) -> EventLog:
+    """Return a rank's event log. A store that is asked over a network is asked less often."""
+    key = events_key(attempt, rank)
+    return EventLog(
+        lambda data: folder.objects.append(key, data),
+        flush_s=0.2 if folder.objects.is_local else 1.0,
+    )
 
 
 def _deadline(task: RankTask, job: Job, stack: ExitStack) -> list[Observer]:
