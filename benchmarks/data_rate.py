@@ -7,6 +7,7 @@
 import argparse
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -257,7 +258,7 @@ def _line(process: "subprocess.Popen[str]", timeout_s: float, errors: Path) -> s
 def _words(errors: Path) -> str:
     """Return the last line of a process's stderr that names an error, or else the last."""
     lines = [line.strip() for line in errors.read_text().splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line and not line.startswith("File ")]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (named or lines or [""])[-1][:400]
 
 
