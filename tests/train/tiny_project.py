@@ -30,6 +30,7 @@ from rayway.train.worker import RankTask, run_rank
 USER_CODE = '''
 """A user's code. A line of the file ``faults`` is the forward pass in which a life fails."""
 
+import fcntl
 import random
 from pathlib import Path
 
@@ -51,8 +52,12 @@ class Net(nn.Module):
         )
         self.noise, self.calls, self.fails_at = noise, 0, None
         if FAULTS.exists():
-            first, *rest = [*FAULTS.read_text().split(), "0"]
-            FAULTS.write_text(" ".join(rest))
+            with FAULTS.open("r+") as faults:
+                fcntl.flock(faults, fcntl.LOCK_EX)  # ranks come at the same time
+                first, *rest = [*faults.read().split(), "0"]
+                faults.seek(0)
+                faults.truncate()
+                faults.write(" ".join(rest))
             self.fails_at = int(first)
 
     def forward(self, x):
