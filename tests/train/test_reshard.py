@@ -179,9 +179,7 @@ def test_a_state_is_the_same_on_any_shape_and_back(
     for other, other_size in SHAPES:
         attempt = run.next_attempt({})
         answers = ranks.run(take_up_and_save, run.url, attempt, other, world_size=other_size)
-        assert (
-            answers[0][0] == weights
-        )  # saved again from that shape
+        assert answers[0][0] == weights  # saved again from that shape
         for _, found in answers:
             assert found == wanted
     for entry in catalog.find(run):
