@@ -16,7 +16,7 @@ def test_waiting_counts_as_read_and_computing_as_decode() -> None:
         time.sleep(0.2)
         burn(0.1)
     seconds = stages.seconds()
-    assert 0.19 < seconds[READ] < 0.4
+    assert 0.19 < seconds[READ] < 0.29, "the 0.1 s of computing is no reading"
     assert 0.09 < seconds[DECODE] < 0.4
     assert seconds[TRANSFORM] == 0
 

@@ -103,7 +103,7 @@ class Groups:
             shard.fragment.path, metadata=shard.fragment.metadata, page_checksum_verification=True
         ) as file:
             table = file.read_row_group(ordinal, columns=self._columns, use_threads=False)
-        return table.select(self._columns)
+        return table.select(self._columns)  # an older Arrow gives them in the file's order
 
     def _checked(self, group: int, table: pa.Table) -> pa.Table:
         index = self._index
