@@ -352,6 +352,19 @@ def test_what_is_kept_in_memory_is_bounded_by_bytes(index: Index) -> None:
         assert len(reads) == times * len(index.rows)
 
 
+def test_nothing_is_kept_of_data_that_does_not_fit_unless_asked(tmp_path: Path) -> None:
+    wide = pa.array(np.zeros((20, 1 << 20), np.float32).ravel())
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(wide, 1 << 20)})  # 80 MiB
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=2)
+    index, reads = build_index(str(tmp_path)), list[int]()
+    for cache_bytes, times in ((None, 2), (1 << 30, 1)):
+        reads.clear()
+        reader = Reader([index], on_read=lambda _, g: reads.append(g), cache_bytes=cache_bytes)
+        for _ in range(2):
+            reader(unit_of((3, 0, 2)))
+        assert reads == [3] * times
+
+
 def test_a_reader_reads_what_the_plan_asks_for(index: Index) -> None:
     plan, reader = plan_order(index, global_batch=16, seed=0, lanes=4), Reader([index])
     for unit in plan.units(stop=plan.steps_per_epoch):

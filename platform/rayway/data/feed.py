@@ -79,7 +79,8 @@ class Reading(TypedDict, total=False):
     pad: Mapping[str, int] | None
     """List column -> values a row."""
     budget_bytes: int
-    """What units read ahead may hold. 128 MiB if left out."""
+    """What units read ahead may hold; in a sticky order half of it is for row groups that come
+    again. 128 MiB if left out."""
 
 
 _Steps = tuple[list[list[MicroBatch]], int]
@@ -235,6 +236,9 @@ class Feed:
 
 
 def _engine(plan: Plan, stages: Stages, reading: Reading) -> Engine:
+    budget_bytes = reading.get("budget_bytes", _BUDGET_BYTES)
+    sticky = any(stream.shuffle == "sticky" for stream in plan.streams)
+    cache_bytes = budget_bytes // 2 if sticky else None
     reader = Reader(
         [stream.index for stream in plan.streams],
         columns=reading.get("columns"),
@@ -244,10 +248,11 @@ def _engine(plan: Plan, stages: Stages, reading: Reading) -> Engine:
         invalid=reading.get("invalid", "error"),
         pad=reading.get("pad"),
         stages=stages,
+        cache_bytes=cache_bytes,
     )
     return local_engine(
         reader,
-        budget_bytes=reading.get("budget_bytes", _BUDGET_BYTES),
+        budget_bytes=budget_bytes - (cache_bytes or 0),
         unit_bytes=max(stream.index.group_bytes * stream.window for stream in plan.streams),
         stages=stages,
     )

@@ -20,8 +20,7 @@ from rayway.data.stream import Unit
 from rayway.data.transforms import FailedError, SampleRng, Transform, run, user_frames, wants_table
 from rayway.errors import DataError, TrainingError
 
-CACHE_BYTES = 64 << 20
-"""What a reader keeps in memory of the row groups that it read, if nothing else is said."""
+_CACHE_BYTES = 64 << 20
 
 
 class Reader:
@@ -39,8 +38,9 @@ class Reader:
             what is real. It is what the transform returns that is padded, if there is one.
         on_read: Told stream and row group of each read from storage; for tests and records.
         stages: Told how long reading, decoding and the transform take.
-        cache_bytes: What the row groups used last may hold in memory. It saves the reads of later
-            epochs only where all that this process reads fits.
+        cache_bytes: What the row groups used last may hold in memory. ``None``: 64 MiB where all
+            the data fits, else nothing, since an order that is new in each epoch comes back to a
+            row group only after all the others.
 
     Raises:
         DataError: A column that is to be padded is not there or holds no lists.
@@ -58,7 +58,7 @@ class Reader:
         pad: Mapping[str, int] | None = None,
         on_read: Callable[[int, int], None] | None = None,
         stages: Stages | None = None,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
     ) -> None:
         self._indexes, self._transform, self._on_read = list(indexes), transform, on_read
         self._seed, self._training = seed, training
@@ -70,6 +70,8 @@ class Reader:
         if transform is None:
             for index, chosen in zip(self._indexes, names, strict=True):
                 _check_pad(self._pad, {n: index.schema.field(n).type for n in chosen}, index.root)
+        if cache_bytes is None:
+            cache_bytes = _CACHE_BYTES if sum(map(_all_bytes, indexes)) <= _CACHE_BYTES else 0
         self._tables = Cache[tuple[int, int], pa.Table](cache_bytes, _buffer_bytes)
         self._ready = Cache[tuple[int, int], Checked](cache_bytes, lambda checked: checked.bytes)
 
@@ -242,6 +244,11 @@ def _check_pad(pad: Mapping[str, int], columns: Mapping[str, pa.DataType | None]
 
 def _columns(table: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
     return dict(zip(table.schema.names, table.columns, strict=True))
+
+
+def _all_bytes(index: Index) -> int:
+    """Return about what all of a data set holds in memory, in bytes."""
+    return int(index.group_bytes / index.rows.max() * index.total)
 
 
 def _buffer_bytes(table: pa.Table) -> int:
