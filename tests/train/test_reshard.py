@@ -212,6 +212,19 @@ def test_sharded_ranks_write_their_own_part_and_no_more(run: RunFolder, ranks: R
     assert len(manifest.tensors["optimizer/low.weight/exp_avg"].pieces) == 3
 
 
+def test_replicas_share_the_writing(run: RunFolder, ranks: Ranks) -> None:
+    """Running statistics may differ between ranks: those of rank 0 count."""
+    ranks.run(train_and_save, run.url, run.next_attempt({}), "ddp", world_size=3)
+    [found] = catalog.find(run)
+    manifest = catalog.verify(run, found)
+    writers = {name: e.pieces[0].file[:10] for name, e in manifest.tensors.items()}
+    assert set(writers.values()) == {"rank-00000", "rank-00001", "rank-00002"}
+    assert {w for name, w in writers.items() if "running" in name or "frozen" in name} == {
+        "rank-00000"
+    }
+    assert all(len(entry.pieces) == 1 for entry in manifest.tensors.values())
+
+
 def test_another_model_is_refused_by_global_shapes(run: RunFolder, ranks: Ranks) -> None:
     ranks.run(train_and_save, run.url, run.next_attempt({}), "fsdp", world_size=2)
     for answer in ranks.run(load_into_another, run.url, 1, world_size=2):
