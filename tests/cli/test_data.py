@@ -183,3 +183,24 @@ def test_a_half_prepared_set_is_neither_indexed_nor_found_fit(folder: Path, verb
     assert isinstance(result.exception, DataError)
     assert "is not finished" in str(result.exception)
     assert not (folder / "_rayway/index.parquet").exists()
+
+
+@pytest.mark.parametrize("limits", ["labl=0:9", "label=nan:nan", "label=9:0"])
+def test_a_range_that_checks_nothing_is_refused(folder: Path, limits: str) -> None:
+    result = ask("check", str(folder), "--range", limits)
+    assert isinstance(result.exception, DataError | SpecError)
+    assert "labl" in str(result.exception) or "COLUMN=LOW:HIGH" in str(result.exception)
+
+
+def test_durations_are_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    column = pa.array([1, 2, None], pa.duration("us"))
+    pq.write_table(pa.table({"took": column}), tmp_path / "set/a.parquet")
+    assert "damaged" not in ask("check", str(tmp_path / "set")).output
+
+
+@pytest.mark.parametrize("verb", ["index", "check"])
+def test_an_empty_place_is_not_the_present_folder(verb: str) -> None:
+    result = ask(verb, "")
+    assert isinstance(result.exception, DataError)
+    assert "the place of the data is empty" in str(result.exception)

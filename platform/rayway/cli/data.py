@@ -169,7 +169,11 @@ def _range(text: str) -> tuple[str, tuple[float | None, float | None]]:
     try:
         if not column or not colon:
             raise ValueError
-        return column, (float(low) if low else None, float(high) if high else None)
+        least, most = float(low) if low else None, float(high) if high else None
+        given = [limit for limit in (least, most) if limit is not None]
+        if any(map(math.isnan, given)) or given != sorted(given):
+            raise ValueError
+        return column, (least, most)
     except ValueError:
         raise SpecError(
             f"--range {text} is not COLUMN=LOW:HIGH. E.g. label=0:9, or x=0: for no upper limit."

@@ -67,8 +67,10 @@ def place_of(url: str) -> Place:
     and ``[`` make a glob. ``**`` stands for any folders, and a folder that fits for all in it.
 
     Raises:
-        DataError: A wildcard stands where the bucket's name should.
+        DataError: A wildcard stands where the bucket's name should, or the URL is empty.
     """
+    if not url.strip():
+        raise DataError("the place of the data is empty. Give a folder, a glob, a file or a URL.")
     scheme, found, rest = url.rpartition("://")
     root = rest.rstrip("/") or rest[:1]
     if scheme in ("", "file"):

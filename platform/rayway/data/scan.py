@@ -106,6 +106,8 @@ def scan(
     schema = next((f for f in footers.values() if any(f.rows)), next(iter(footers.values()))).schema
     if rules.columns is not None:
         schema = pa.schema([schema.field(n) for n in known_columns(rules.columns, schema, url)])
+    if rules.ranges:  # one of a misspelt column would check nothing
+        known_columns(list(rules.ranges), schema, url)
     look_at = _Looker(place.folder, files, schema, rules)
     chosen = _chosen(footers, sample)
     values: dict[str, Values] = {}

@@ -143,7 +143,8 @@ def _mask(found: pa.Array) -> npt.NDArray[np.bool_]:
 def _ordered(kind: pa.DataType) -> bool:
     types = pa.types
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-    return bool(number or types.is_temporal(kind) or types.is_boolean(kind))
+    moment = types.is_temporal(kind) and not types.is_duration(kind)  # Arrow orders no durations
+    return bool(number or moment or types.is_boolean(kind))
 
 
 def _as(limit: float, kind: pa.DataType) -> pa.Scalar:
