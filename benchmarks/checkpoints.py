@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,8 +59,8 @@ median of those before, until all is durable. durable_s: from the call until it 
 for rayway, committed. memcpy: into kept buffers, one core. raw_write: as many bytes as the state \
 has, from memory into one file, with fsync. restore_s: from files in the page cache into a fresh \
 model and optimizer; rayway hashes every byte, the others check nothing. ready_s: and one step, \
-which touches every page. hashing: a rank's files written by the same threads and read back, with \
-and without hashes. Ratios are of neighbouring repeats; at_best: of the smallest figures, to be \
+which touches every page. hashing: a rank's files written by one thread and read back, with and \
+without hashes. Ratios are of neighbouring repeats; at_best: of the smallest figures, to be \
 trusted on a busy machine."""
 
 
@@ -324,10 +324,10 @@ def time_files(state: TrainState, folder: Path, *, hashed: bool) -> float:
     os.sync()
     began = time.perf_counter()
     if hashed:
-        write_share(objects, share, threads=2)
+        write_share(objects, share, threads=1)
     else:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda job: _write_bare(objects, share, *job), plan_files(share).items()))
+        for file, names in plan_files(share).items():
+            _write_bare(objects, share, file, names)
     return time.perf_counter() - began
 
 

@@ -81,7 +81,7 @@ class CheckpointStore:
         rank: This rank. Rank 0 commits.
         world_size: Ranks that save together.
         patience_s: How long a save may wait for the parts of other ranks, in seconds.
-        threads: Files written at once.
+        threads: Files written at once. More than one takes cores from training.
         file_bytes: A file of tensors is closed once it has so many.
         clock: The present time in Unix seconds.
 
@@ -98,7 +98,7 @@ class CheckpointStore:
         rank: int = 0,
         world_size: int = 1,
         patience_s: float = 300.0,
-        threads: int = 2,
+        threads: int = 1,
         file_bytes: int = FILE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
