@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rayway import errors
+from rayway.checkpoint.manifest import file_name
 from rayway.errors import RaywayError
 from rayway.spec.job import SECTIONS
 from rayway.spec.section import all_fields
@@ -75,7 +76,11 @@ def test_the_page_of_the_run_folder_draws_the_keys_that_the_code_spells() -> Non
     page = (DOCS / "reference" / "run-folder.md").read_text()
     (folder,) = set(re.findall(r"step-\d+\.attempt-\d+", page))
     assert checkpoint_folder(*(checkpoint_of(folder) or (0, 0))) == folder
-    inside = ["model.safetensors", "optimizer.safetensors", runs.MANIFEST_KEY, runs.MARKER_KEY]
+    inside = [
+        *(file_name(0, stem, 0) for stem in ("model", "optimizer")),
+        runs.MANIFEST_KEY,
+        runs.MARKER_KEY,
+    ]
     assert tree_paths(page) == {
         runs.RUN_KEY,
         runs.JOB_KEY,

@@ -13,7 +13,7 @@
         alive.json  end.json    the driver's heartbeat; how the attempt ended
     checkpoints/newest.json     the checkpoint announced last
     checkpoints/step-00000500.attempt-001/
-        model.safetensors  ...  tensors; which files, the manifest says
+        rank-00000.model-0.safetensors  ...  each rank's tensors; which files, the manifest says
         manifest.json           size and SHA-256 of each file, and all facts that are no tensors
         COMMITTED               written last; the checkpoint exists once this does
 """
